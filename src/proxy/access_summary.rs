@@ -10,16 +10,18 @@ use std::{num::NonZeroI32, time::Duration};
 /// The access log's summary of a call.
 #[derive(Clone, Debug, Default)]
 pub struct AccessSummary {
+    /// The kind of outcome.
     pub outcome: RequestOutcome,
-    /// The reason, unless the outcome is a result.
+    /// Why the call has this outcome; `None` if the outcome is a result.
     pub reason: Option<Box<str>>,
     /// The code of the error that the client receives, if the proxy made the error.
     pub code: Option<NonZeroI32>,
+    /// The task that the call became, if the response contains its handle.
     pub task: Option<TaskId>,
-    /// The status of the task in the response.
+    /// The task status in the response to a request about a task; `None` for any other request.
     pub shown: Option<&'static str>,
-    /// The span of a related request: the one that made the task's call, or that began the call that is
-    /// retried.
+    /// The span of an earlier request that this request belongs to: the request whose call became the task,
+    /// or the first attempt of a retried call.
     pub origin: Option<Box<TraceContext>>,
     /// Time spent waiting for the server.
     pub upstream: Duration,
@@ -28,16 +30,18 @@ pub struct AccessSummary {
 // === impl AccessSummary ===
 
 impl AccessSummary {
+    /// Creates a summary with this outcome and no further details.
     pub fn of(outcome: RequestOutcome) -> Self {
         Self { outcome, ..Self::default() }
     }
 
-    /// The summary of a failed call, with the reason.
+    /// Creates the summary of a failed call, with the reason and the code of `error`.
     pub fn failed(outcome: RequestOutcome, error: &ErrorObject) -> Self {
         Self::of(outcome).with_reason(error)
     }
 
-    /// Logs only the code of a server's error: its text may contain the arguments of the call.
+    /// Sets the reason and the code from `error`. Of a server's error only the code is logged, because its
+    /// text may contain the arguments of the call. An upstream timeout changes the outcome to `TimedOut`.
     pub fn with_reason(self, error: &ErrorObject) -> Self {
         let reason = match self.outcome {
             RequestOutcome::ServerError => format!("error {}", error.code()),

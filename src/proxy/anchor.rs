@@ -16,29 +16,33 @@ use serde::{Deserialize, Serialize};
 /// The data that the next process needs to resume a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskAnchor {
+    /// The upstream session, request and event from which the call is resumed.
     pub call: upstream::CallAnchor,
-    /// The caller sent credentials, which are not stored: the call waits for its next request.
+    /// Whether the caller sent credentials. Credentials are not stored, so the call is resumed only with the
+    /// caller's next request.
     pub needs_credentials: bool,
+    /// The form of the call's messages.
     pub words: AnchorForm,
-    /// Open input requests of the task: the server's id as a raw token, and the key.
+    /// Open input requests of the task, and responses that the server may not have received: the server's
+    /// request id as a raw JSON token, and the key in the task record.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub questions: Vec<(String, String)>,
-    /// Keys of input requests that the server has cancelled and the record may still hold: a response to one
-    /// of them is dropped.
+    /// Keys of input requests that the server has cancelled and the record may still hold. Responses to these
+    /// requests are dropped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub taken_back: Vec<String>,
 }
 
-/// The form of the call, and what the form requires.
+/// The form of a call's messages, with the data that resuming the call in this form requires.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnchorForm {
-    /// The form of 2026-07-28.
+    /// Messages in the form of 2026-07-28, translated for the server or the client.
     Canonical {
         /// The client's declared capabilities, raw JSON.
         declared: String,
     },
-    /// The client's own messages.
+    /// Messages of the client's own legacy revision, relayed unchanged.
     Native {
         /// The digest of the client's session, if it has an id.
         session: Option<[u8; 16]>,
@@ -47,23 +51,24 @@ pub enum AnchorForm {
     },
 }
 
-/// Seals anchors.
+/// Encrypts and decrypts anchors with a key derived from the store's secret (AES-256-GCM).
 pub struct AnchorSeal(LessSafeKey);
 
 // === impl AnchorSeal ===
 
 impl AnchorSeal {
+    /// Derives the key for anchors from the store's secret.
     pub fn new(secret: &StoreSecret) -> Self {
         let key = UnboundKey::new(&AES_256_GCM, &secret.key(KeyPurpose::Anchors));
         Self(LessSafeKey::new(key.expect("the key has the cipher's length")))
     }
 
-    /// Seals the anchor; [`AnchorSeal::open`] restores it for the same task.
+    /// Encrypts the anchor, bound to this task; [`AnchorSeal::open`] restores it for the same task.
     pub fn seal(&self, task: &TaskId, anchor: &TaskAnchor) -> Bytes {
         self.seal_bytes(task, serde_json::to_vec(anchor).expect("an anchor is JSON"))
     }
 
-    /// Seals the bytes of an anchor that another version wrote.
+    /// Encrypts a serialized anchor, whose format may be that of another version of the proxy.
     pub fn seal_bytes(&self, task: &TaskId, mut sealed: Vec<u8>) -> Bytes {
         let nonce: [u8; NONCE_LEN] = random();
         self.0
@@ -76,12 +81,13 @@ impl AnchorSeal {
         [&nonce[..], &sealed].concat().into()
     }
 
-    /// The anchor of this task, if it was sealed with this secret.
+    /// Decrypts and parses the anchor of this task. `None` if the bytes were sealed for another task or with
+    /// another secret, or do not contain an anchor.
     pub fn open(&self, task: &TaskId, sealed: &[u8]) -> Option<TaskAnchor> {
         serde_json::from_slice(&self.open_bytes(task, sealed)?).ok()
     }
 
-    /// Whether the value was sealed for this task with this secret, by any version.
+    /// Whether the bytes were sealed for this task with this secret, by any version of the proxy.
     pub fn has_sealed(&self, task: &TaskId, sealed: &[u8]) -> bool {
         self.open_bytes(task, sealed).is_some()
     }

@@ -18,11 +18,11 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// The calls that run in this process.
+/// The calls that run in this process, each with a mailbox for messages to its driver.
 pub struct CallRegistry {
     /// The id of this process, drawn at random at each start.
     pub(super) node: u64,
-    /// Sharded.
+    /// The mailbox of each call, by its id. A sharded map.
     mailboxes: DashMap<TaskId, Arc<CallMailbox>>,
 }
 
@@ -33,11 +33,12 @@ struct CallMailbox(Mutex<MailboxState>);
 
 #[derive(Default)]
 struct MailboxState {
+    /// The unread messages, in order.
     waiting: VecDeque<CallCommand>,
     /// Slots reserved for messages whose changes are being stored.
     reserved: usize,
-    /// The call has not begun to read: it learns of a change from the record, and ignores mail about what the record
-    /// does not have.
+    /// Whether a call that is being resumed has not read the task record yet. Such a call sees changes in the
+    /// record, and ignores messages about input requests that the record does not contain.
     is_unread: bool,
     /// The call receives no more messages.
     is_closed: bool,
@@ -48,11 +49,12 @@ struct MailboxState {
 /// always accepted.
 const MAILBOX_CAPACITY: usize = 64;
 
-/// A slot for one message, reserved before its change is stored; released when dropped.
+/// A slot for one message in a call's mailbox, reserved before the message's change is stored; released when
+/// dropped.
 pub(super) struct MailboxPermit {
     registry: Arc<CallRegistry>,
     id: TaskId,
-    /// None if the call was not registered here.
+    /// The mailbox with the reserved slot; `None` if the call was not registered in this process.
     reserved: Option<Arc<CallMailbox>>,
 }
 
@@ -60,23 +62,26 @@ pub(super) struct MailboxPermit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MailboxFull;
 
-/// A message to a running call.
+/// A command to the driver of a running call.
 pub(super) enum CallCommand {
+    /// Handle this message.
     Message(MailboxMessage),
+    /// Attach this client request to the call, so that it receives the call's messages or result.
     Attach(LocalRequest),
 }
 
-/// Plain data, which could be stored with the task record or come from another process. Channels and other
-/// values of this process have no place in it.
+/// A message to a running call. It consists of plain data, without channels or other values of this process,
+/// so that it could be stored with the task record or come from another process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MailboxMessage {
     /// Input responses of the task's client, by key.
     Responses(Vec<(String, Bytes)>),
     /// One response of the client in its JSON-RPC form: a result or an error.
     RawResponse(String, Result<Bytes, Bytes>),
-    /// Nobody who waits for the result can be asked this question, by key.
+    /// No client that waits for the result has declared the capability for the input request with this key.
     Undeclared(String),
-    /// A client that waited has been sent these questions, by key, and comes back with answers.
+    /// The input requests with these keys were sent to a client that waited with a ticket. The client will
+    /// call again with input responses.
     Sent(Vec<String>),
     /// The call is cancelled.
     Cancelled(CancelTarget),
@@ -95,30 +100,35 @@ pub(super) enum CancelTarget {
 pub(super) enum LocalRequest {
     /// A retry of the client.
     Retry(Box<RetryRequest>),
-    /// A request waits for the result, and can be told things meanwhile; asked what it declared, where that counts.
+    /// A request that waits for the result of the task: the channel for messages of the call (SSE events),
+    /// and which input requests the client can receive (`None` for all).
     ResultWaiter(mpsc::Sender<Bytes>, Option<Askable>),
 }
 
-/// A request that waits for its call.
+/// A client request that waits for the response of its call.
 pub(super) struct CallWaiter {
+    /// How to reply to the request.
     pub(super) target: ReplyTarget,
+    /// The channel for the call's notifications and its reply.
     pub(super) items: mpsc::Sender<ReplyItem>,
 }
 
 /// The data needed to reply to a request.
 pub(super) enum ReplyTarget {
-    /// A request of 2026-07-28. Its own capabilities decide whether it may be answered with a task handle,
-    /// and which input requests it may receive.
+    /// A request of 2026-07-28. The capabilities in this request decide whether its reply may be a task
+    /// handle, and which input requests its reply may contain.
     Canonical { call: Box<Call>, capabilities: Arc<Capabilities> },
     /// A request of a legacy revision, answered under this id.
     Native(RequestId),
 }
 
-/// A retry by a client of 2026-07-28.
+/// A client's second request for a parked call, after an `input_required` result (2026-07-28).
 pub(super) struct RetryRequest {
+    /// The second request, which waits for the response of the call.
     pub(super) waiter: CallWaiter,
+    /// The input responses of the client, by key.
     pub(super) answers: InputResponses,
-    /// The threshold for this request.
+    /// The threshold, counted from this request; `None` if the call may not become a task.
     pub(super) defer_after: Option<Duration>,
 }
 
@@ -143,8 +153,9 @@ impl CallRegistry {
         self.insert_mailbox(TaskId::from_entropy(random()), CallMailbox::default())
     }
 
-    /// A place for a call that is to be resumed. Registered before the record of its task is read, so that each change
-    /// is in one of the two; [`CallRegistration::begin`] follows.
+    /// Registers a call that is to be resumed. The caller registers the call before it reads the task record,
+    /// so that each change is either in the record or in the mailbox, and then calls
+    /// [`CallRegistration::begin`].
     pub(super) fn register_for_resumption(self: &Arc<Self>, id: TaskId) -> CallRegistration {
         let state = MailboxState { is_unread: true, ..MailboxState::default() };
         self.insert_mailbox(id, CallMailbox(state.into()))
@@ -171,7 +182,8 @@ impl CallRegistry {
         Ok(MailboxPermit { registry: Arc::clone(self), id: id.clone(), reserved })
     }
 
-    /// Cancels a call: its task, or its client's request. Returns whether the call is registered here.
+    /// Sends a cancellation to a call, of its task or of its client's request. Returns whether the call runs
+    /// in this process.
     pub(super) fn cancel(&self, id: &TaskId, end: CancelTarget) -> bool {
         self.mailbox(id).is_some_and(|mailbox| {
             let mut state = mailbox.0.lock();
@@ -187,7 +199,7 @@ impl CallRegistry {
         })
     }
 
-    /// Attaches a request to a call. Returns whether the call is registered here.
+    /// Attaches a client request to a call. Returns false if the call does not run in this process.
     ///
     /// # Errors
     /// [`MailboxFull`].
@@ -210,7 +222,8 @@ impl CallRegistry {
 // === impl MailboxPermit ===
 
 impl MailboxPermit {
-    /// Whether the call reads what it is sent: what the record does not keep reaches it all the same.
+    /// Whether the call is registered and reads its mailbox: then a message reaches the call even if the task
+    /// record does not contain the change.
     pub(super) fn is_read(&self) -> bool {
         self.reserved.as_ref().is_some_and(|mailbox| !mailbox.0.lock().is_unread)
     }
@@ -238,6 +251,7 @@ impl Drop for MailboxPermit {
 // === impl CallMailbox ===
 
 impl CallMailbox {
+    /// Returns the next message, or registers the waker for it.
     fn poll(&self, cx: &Context<'_>) -> Poll<CallCommand> {
         let mut state = self.0.lock();
         if let Some(control) = state.pop() {
@@ -247,6 +261,7 @@ impl CallMailbox {
         Poll::Pending
     }
 
+    /// Refuses further messages. Returns the unread ones.
     fn close(&self) -> VecDeque<CallCommand> {
         let mut state = self.0.lock();
         state.is_closed = true;
@@ -257,6 +272,8 @@ impl CallMailbox {
 // === impl MailboxState ===
 
 impl MailboxState {
+    /// # Errors
+    /// [`MailboxFull`] if there is no free slot.
     fn check_room(&self) -> Result<(), MailboxFull> {
         if self.waiting.len() + self.reserved < MAILBOX_CAPACITY { Ok(()) } else { Err(MailboxFull) }
     }
@@ -286,17 +303,17 @@ impl CallRegistration {
         &self.id
     }
 
-    /// The record has been read, and the call reads its mail from here on.
+    /// Marks the task record of a resumed call as read. From now on the call reads its mailbox.
     pub(super) fn begin(&self) {
         self.mailbox.0.lock().is_unread = false;
     }
 
-    /// The next message.
+    /// Waits for the next message. Cancel safe.
     pub(super) async fn receive(&mut self) -> CallCommand {
         poll_fn(|cx| self.mailbox.poll(cx)).await
     }
 
-    /// The next message, if there is one.
+    /// Returns the next message without waiting, if there is one.
     pub(super) fn try_receive(&mut self) -> Option<CallCommand> {
         self.mailbox.0.lock().pop()
     }
@@ -319,8 +336,8 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// The serialized form in which another process could send a message. A kind without such a form has no
-    /// place in the enum.
+    /// Serializes a message as another process could send it. Every variant of the enum must have such a
+    /// form.
     fn written(mail: &MailboxMessage) -> Vec<u8> {
         let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).expect("JSON is text");
         let value = match mail {

@@ -17,45 +17,49 @@ pub(super) trait ReplySource: Send + 'static {
     fn next(&mut self) -> impl Future<Output = Option<ReplyItem>> + Send;
 }
 
-/// One message for the client.
+/// One message of a call for its client.
 #[derive(Debug)]
 pub enum ReplyItem {
     /// A notification: a complete JSON-RPC message on one line.
     Notification(Bytes),
-    /// A notification with the end of a task; the commit is confirmed once the client's socket has taken it.
+    /// A notification that a task has ended. The commit is confirmed once the bytes are written to the
+    /// client's socket.
     TaskEnd(Bytes, DeliveryCommit),
-    /// The response.
+    /// The response to the request; the last message.
     Reply(CallReply),
 }
 
 /// The response to one call.
 #[derive(Debug)]
 pub struct CallReply {
-    /// Applies if nothing has been sent yet; a stream that has begun stays 200.
+    /// The HTTP status. It applies only if nothing has been sent yet: the status of an event stream that has
+    /// begun is 200.
     pub status: StatusCode,
-    /// Further headers, under the same condition (`WWW-Authenticate`).
+    /// Additional response headers (`WWW-Authenticate`, `Retry-After`), under the same condition.
     pub headers: HeaderMap,
     /// A complete JSON-RPC message on one line.
     pub body: Bytes,
-    /// Confirmed once the client's socket has taken the body.
+    /// For a task handle or the end of a task: confirmed once the body is written to the client's socket.
     pub commit: Option<DeliveryCommit>,
+    /// The summary for the access log.
     pub account: AccessSummary,
 }
 
-/// Confirms delivery of a task handle, or of the end of a task. If it is dropped without confirmation, the
-/// client has disconnected before delivery: a call without a handle is cancelled, and a result stays
-/// unfetched.
+/// Confirms delivery of a task handle, or of the end of a task. A commit that is dropped without confirmation
+/// means that the client disconnected before delivery: a call whose handle was not delivered is cancelled,
+/// and a result stays unfetched.
 pub struct DeliveryCommit(Box<dyn FnOnce() + Send + Sync>);
 
 // === impl DeliveryCommit ===
 
 impl DeliveryCommit {
-    /// Runs `confirmed` on confirmation.
+    /// Creates a commit that runs `confirmed` when delivery is confirmed.
     pub fn new(confirmed: impl FnOnce() + Send + Sync + 'static) -> Self {
         Self(Box::new(confirmed))
     }
 
-    /// A commit that resolves the receiver on confirmation, or with an error if it is dropped.
+    /// Creates a commit and a receiver that resolves on confirmation, or with an error if the commit is
+    /// dropped without one.
     pub fn channel() -> (Self, oneshot::Receiver<()>) {
         let (confirm, confirmed) = oneshot::channel();
         // The receiver is gone only if the task has already ended.
@@ -65,7 +69,7 @@ impl DeliveryCommit {
         (confirm, confirmed)
     }
 
-    /// Called when the last byte has reached the client's socket.
+    /// Confirms delivery; called when the last byte has been written to the client's socket.
     pub fn confirm(self) {
         (self.0)();
     }

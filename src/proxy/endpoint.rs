@@ -34,19 +34,20 @@ use std::{
 };
 use tokio::time::sleep;
 
-/// A route, the server behind it, and the tasks of all routes.
+/// The service of one route: its configuration, the server behind it, and access to the tasks of all routes.
 #[derive(Clone)]
 pub struct Endpoint {
     shared: Arc<RouteContext>,
-    /// Copies of the context for calls, which hold one for their lifetime; created with the first call.
+    /// A copy of the context for each thread, which calls hold for their lifetime: threads do not contend for
+    /// one reference count. Created with the first call.
     per_thread: Arc<OnceLock<PerThread<Arc<RouteContext>>>>,
 }
 
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// `stopping` signals that no new call may begin, `overdue` that the time of running calls is over,
-    /// `closing` that listening streams end.
+    /// Creates the endpoint of a new route. `stopping` signals that no new call may begin, `overdue` that the
+    /// drain time of running calls is over, `closing` that listening streams end.
     pub fn new(
         route: Arc<Route>,
         upstream: Arc<dyn Upstream>,
@@ -85,7 +86,7 @@ impl Endpoint {
         Self { shared: Arc::new(shared), per_thread: Arc::default() }
     }
 
-    /// Adds spans of its calls.
+    /// Sets the tracer that records the spans of the route's calls.
     ///
     /// # Panics
     /// If the endpoint is already shared.
@@ -94,8 +95,8 @@ impl Endpoint {
         self
     }
 
-    /// Replaces another endpoint whose server differs: sessions with the former server continue there until
-    /// it is removed ([`Endpoint::retire`]).
+    /// Makes this endpoint the successor of `other`, which has another server. Sessions with the former
+    /// server continue there until that server is removed ([`Endpoint::retire`]).
     ///
     /// # Panics
     /// If the endpoint is already shared.
@@ -114,18 +115,20 @@ impl Endpoint {
         Arc::get_mut(&mut shared.state).expect("it is new")
     }
 
-    /// The same route and server with another configuration. Running calls keep the former one.
+    /// Returns an endpoint with the same server and state, and with another configuration. Running calls keep
+    /// the former configuration.
     pub fn reconfigured(&self, route: Arc<Route>, keyring: Arc<SealKeyring>) -> Self {
         Self::of(RouteContext { route, keyring, limiters: None, state: Arc::clone(&self.shared.state) })
     }
 
-    /// Applies the limits of this configuration, also to queued calls. The first call does so at the latest.
+    /// Applies the limits of this configuration, also to queued calls. Without this, the first call of the
+    /// endpoint applies them.
     pub fn apply_limits(&self) {
         self.shared();
     }
 
-    /// Removes a server that is no longer configured: sessions with it continue for this long, and calls and
-    /// tasks until they end; if `ends`, they end with that time.
+    /// Removes a server that is no longer configured, and closes its connections. Its sessions continue for
+    /// the time `after`; its calls and tasks continue until they end, or also end after that time if `ends`.
     pub async fn retire(self, after: Duration, ends: bool) {
         let lasting = Arc::clone(&self.shared.state);
         drop(self);
@@ -138,7 +141,7 @@ impl Endpoint {
         lasting.upstream.close().await;
     }
 
-    /// The context of a call.
+    /// The context for a call on this thread; creates and applies the call limits on first use.
     pub(super) fn shared(&self) -> &Arc<RouteContext> {
         let for_calls = || {
             let limiters = self.shared.limiter_registry.limiters(&self.shared.route);
@@ -200,7 +203,7 @@ impl RouteService for Endpoint {
     }
 
     fn is_loop(&self, headers: &HeaderMap) -> bool {
-        // Most requests have passed no proxy.
+        // Most requests have passed no proxy and carry no `Via`.
         headers.contains_key(VIA) && self.shared.upstream.is_own_hop(headers)
     }
 
@@ -237,7 +240,7 @@ impl RouteService for Endpoint {
     }
 }
 
-/// Whether a call is new: neither about a task, nor a retry.
+/// Whether a call is new: neither a request about a task, nor a retry, nor a subscription.
 fn is_new_call(call: &Call) -> bool {
     match call.method {
         Method::TasksGet | Method::TasksUpdate | Method::TasksCancel | Method::Listen => false,
@@ -246,12 +249,13 @@ fn is_new_call(call: &Call) -> bool {
     }
 }
 
+/// A stream of one reply, without notifications.
 fn single_reply(reply: impl Future<Output = CallReply> + Send + 'static) -> ReplyStream {
     stream::once(reply.map(ReplyItem::Reply)).boxed()
 }
 
-/// The replies as a stream; dropping the stream drops the source. A generator: `stream::unfold` would move
-/// the source, a kilobyte, into each of its steps and out again.
+/// The messages of a source as a stream; dropping the stream drops the source. The stream is a generator,
+/// because `stream::unfold` would move the source (1 KiB) into each step and out again.
 fn reply_stream(mut conversation: impl ReplySource) -> ReplyStream {
     async_stream::stream! {
         while let Some(item) = conversation.next().await {
@@ -261,6 +265,7 @@ fn reply_stream(mut conversation: impl ReplySource) -> ReplyStream {
     .boxed()
 }
 
+/// Responds to `server/discover` with the description of the server.
 async fn discover(shared: &RouteContext, call: &Call, caller: &Caller) -> CallReply {
     match shared.upstream.describe(&CallerIdentity::of(caller)).await {
         Ok(server) => {

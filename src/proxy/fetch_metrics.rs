@@ -8,7 +8,8 @@ use crate::{
 use dashmap::DashMap;
 use std::sync::Arc;
 
-/// Tasks whose results have not been fetched. Bounded by the number of tasks; a few hundred bytes each.
+/// Records in metrics how clients fetch the results of tasks. Holds one entry of a few hundred bytes for each
+/// task whose result has not been fetched; bounded by the number of tasks.
 #[derive(Default)]
 pub(super) struct FetchMetrics(DashMap<TaskId, UnfetchedTask>);
 
@@ -16,14 +17,14 @@ pub(super) struct FetchMetrics(DashMap<TaskId, UnfetchedTask>);
 struct UnfetchedTask {
     route: Arc<str>,
     is_ticket: bool,
-    /// The number of polls.
+    /// How often a client has requested the task.
     polls: u32,
 }
 
 // === impl FetchMetrics ===
 
 impl FetchMetrics {
-    /// A call has become this task.
+    /// Records a new task.
     pub(super) fn task_created(&self, record: &Record) {
         if record.view == TaskView::Ticket {
             metrics::record_ticket(&record.owner.route, TicketOutcome::Issued);
@@ -31,20 +32,20 @@ impl FetchMetrics {
         self.task_adopted(record);
     }
 
-    /// The task is adopted from a former process.
+    /// Records a task that this process has taken over from a former process.
     pub(super) fn task_adopted(&self, record: &Record) {
         let (route, is_ticket) = (Arc::clone(&record.owner.route), record.view == TaskView::Ticket);
         self.0.insert(record.id.clone(), UnfetchedTask { route, is_ticket, polls: 0 });
     }
 
-    /// The task was shown to a client.
+    /// Counts a response that shows the task to a client.
     pub(super) fn task_shown(&self, id: &TaskId) {
         if let Some(mut task) = self.0.get_mut(id) {
             task.polls = task.polls.saturating_add(1);
         }
     }
 
-    /// A client has the result.
+    /// Records that a client has received the result, and reports the number of polls.
     pub(super) fn task_fetched(&self, id: &TaskId) {
         let Some((_, UnfetchedTask { route, is_ticket, polls })) = self.0.remove(id) else { return };
         metrics::record_task_fetched(&route, polls);
@@ -53,12 +54,12 @@ impl FetchMetrics {
         }
     }
 
-    /// The task was cancelled: there is no result to fetch.
+    /// Removes a cancelled task: there is no result to fetch.
     pub(super) fn task_cancelled(&self, id: &TaskId) {
         self.0.remove(id);
     }
 
-    /// The retention of the task is over.
+    /// Records that the retention of the task is over and no client has fetched its result.
     pub(super) fn task_expired(&self, id: &TaskId) {
         let Some((_, UnfetchedTask { route, is_ticket, .. })) = self.0.remove(id) else { return };
         metrics::record_uncollected_result(&route);
@@ -67,7 +68,7 @@ impl FetchMetrics {
         }
     }
 
-    /// The task was discarded before its handle reached a client.
+    /// Removes a task that was discarded before its handle reached a client.
     pub(super) fn task_discarded(&self, id: &TaskId) {
         self.0.remove(id);
     }

@@ -27,27 +27,29 @@ use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
-/// The error for a server whose input request needs an undeclared capability.
+/// The text of the error that refuses a server's input request for which the client lacks the capability.
 pub(super) const NOT_DECLARED: &str = "the client did not declare the capability for this input request";
 
-/// Whether a request is a first attempt or a retry, by its `requestState` and input responses.
+/// Whether a call is a first attempt or a retry, as its `requestState` and input responses say.
 pub(super) enum CallAttempt {
     /// A new call, perhaps with input responses given in advance.
     Fresh(InputResponses),
     /// A retry of a parked call.
     Retry(ParkedCall, InputResponses),
-    /// A retry after URL elicitation: the call is made again.
+    /// A retry after URL elicitation: the call is made again at the server, because no call is parked.
     Repeat,
 }
 
-/// A call that waits for its client's input responses.
+/// The parked call that a client's `requestState` names.
 pub(super) struct ParkedCall {
     id: TaskId,
-    /// Whether this process parked it; otherwise a process that no longer runs the call.
+    /// Whether this process parked the call. If not, another process did, and this process cannot know
+    /// whether the call has run.
     is_local: bool,
 }
 
-/// The capability that a client lacks for these input requests.
+/// The first capability that a client lacks for these input requests, as the `data` of the error; `None` if
+/// the client has declared all.
 pub(super) fn missing_capability<'a>(
     capabilities: &Capabilities,
     mut asked: impl Iterator<Item = &'a InputRequest>,
@@ -55,7 +57,8 @@ pub(super) fn missing_capability<'a>(
     asked.find_map(|request| capabilities.missing_for(&request.kind().method(), request.params().as_ref()))
 }
 
-/// Binds a retry to one request of one caller on one route.
+/// Computes the binding of a `requestState`: a digest of the caller, the route and the request, so that the
+/// state is valid for retries of this request only.
 pub(super) fn binding(shared: &RouteContext, caller: &Caller, call: &Call) -> RequestBinding {
     let target = call.target.as_deref();
     RequestBinding::for_request(
@@ -67,10 +70,11 @@ pub(super) fn binding(shared: &RouteContext, caller: &Caller, call: &Call) -> Re
     )
 }
 
-/// Reads the `requestState` and the input responses of a call, either or both of which may be absent.
+/// Determines whether a call is a first attempt or a retry, from its `requestState` and its input responses,
+/// which may both be absent.
 ///
 /// # Errors
-/// The refusal: `-32602` with the invalid one.
+/// The refusal, an error `-32602` that says whether the state or a response is invalid.
 pub(super) fn read_attempt(
     shared: &RouteContext,
     caller: &Caller,
@@ -99,6 +103,7 @@ pub(super) fn read_attempt(
     }
 }
 
+/// Whether an input response declines or cancels the request.
 fn is_declined(answer: &Bytes) -> bool {
     JsonObject::read(answer)
         .ok()
@@ -106,7 +111,7 @@ fn is_declined(answer: &Bytes) -> bool {
         .is_some_and(|action| action != "accept")
 }
 
-/// Attaches a retry to its parked call; the messages arrive on the returned channel.
+/// Attaches a retry to its parked call. The call's messages for the client arrive on the returned channel.
 ///
 /// # Errors
 /// The reply, if the call no longer waits for a retry.
@@ -168,7 +173,7 @@ pub(super) fn queue_full_reply(call: &Call) -> CallReply {
     reply::refuse(call, StatusCode::OK, &error)
 }
 
-/// The result that hands a task to its client.
+/// The `CreateTaskResult` of a task: the result that gives a client the task's handle.
 pub(super) fn created(shared: &RouteContext, record: &Record, server: &UpstreamDescription) -> Vec<u8> {
     let about = server_info_meta(record.server_info.as_ref().unwrap_or(&server.server_info));
     view::extension::create_task_result(
@@ -188,8 +193,8 @@ pub(super) fn tasks_undeclared_reply(call: &Call) -> CallReply {
     reply::refuse(call, StatusCode::BAD_REQUEST, &error)
 }
 
-/// The refusal of a retry whose call is unknown: it ended a while ago, or its process is gone. The call may
-/// have run, so the error does not simply ask for a new one.
+/// The refusal of a retry whose call is unknown: the call ended a while ago, or its process is gone. The call
+/// may have run, so the error warns against a repetition.
 fn ended_call_reply(call: &Call, is_ours: bool) -> CallReply {
     if is_ours {
         return reply::invalid_params(
@@ -204,8 +209,9 @@ fn ended_call_reply(call: &Call, is_ours: bool) -> CallReply {
     reply::refuse(call, StatusCode::OK, &error)
 }
 
-/// The reply to a call whose server wants addresses visited first: the addresses, and a state with which the
-/// call is made again. `None` for any other end. `binding` is a function because it costs a digest.
+/// The reply to a call that the server refused until the user has visited some addresses (URL elicitation):
+/// the addresses as input requests, and a `requestState` with which the call is made again. `None` for any
+/// other end. `binding` is a function because computing it costs a digest.
 pub(super) fn url_input_required(
     shared: &RouteContext,
     caller: &Caller,

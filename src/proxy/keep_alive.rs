@@ -12,27 +12,29 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The state of the silence, and the timer that measures it.
+/// Decides when a waiting client gets a comment, a progress notification or the deadline error: the state
+/// machine, and the timer that drives it.
 #[derive(Debug)]
 pub struct KeepAlive {
     silence: KeepAliveTimer,
     timer: LazyTimer,
 }
 
-/// A reusable timer, created on the first wait: most responses are there at once.
+/// A reusable timer that is created on the first wait, because most responses arrive without one.
 #[derive(Debug, Default)]
 pub(super) struct LazyTimer(Option<PooledTimer>);
 
 // === impl KeepAlive ===
 
 impl KeepAlive {
-    /// `began` is when the request arrived; `heartbeat` is for a client that requested progress
-    /// notifications.
+    /// Creates the keep-alive of a call. `began` is when its request arrived; `heartbeat` generates progress
+    /// notifications, for a client that requested them.
     pub fn new(held: WaitPolicy, heartbeat: Option<ProgressHeartbeat>, began: Instant) -> Self {
         Self { silence: KeepAliveTimer::new(held, heartbeat, began), timer: LazyTimer::default() }
     }
 
-    /// For a request that is not a call: comments only.
+    /// Creates the keep-alive of a request that is not a call: comments at this interval, no progress
+    /// notifications and no deadline.
     pub fn comments_only(comments: Duration, began: Instant) -> Self {
         Self::new(
             WaitPolicy { progress_after: None, comment_after: comments, deadline: None, ticket_after: None },
@@ -41,13 +43,13 @@ impl KeepAlive {
         )
     }
 
-    /// The state and the timer, for the next stage of the response.
+    /// Splits into the state machine and the timer, for the next stage of the response.
     pub(super) fn into_parts(self) -> (KeepAliveTimer, LazyTimer) {
         (self.silence, self.timer)
     }
 
-    /// Resolves with each step that is due. `may_speak` is whether a message can be inserted now; the
-    /// deadline does not depend on it.
+    /// Polls for the next step that is due. `may_speak` is whether a message can be inserted into the
+    /// response now; the deadline is due in either case.
     pub fn poll(&mut self, cx: &mut Context<'_>, clock: &dyn Clock, may_speak: bool) -> Poll<KeepAliveStep> {
         loop {
             let Some(due) = self.silence.poll_timeout(|| clock.now(), may_speak) else {
@@ -89,6 +91,7 @@ impl DerefMut for KeepAlive {
 // === impl LazyTimer ===
 
 impl LazyTimer {
+    /// Resolves at `due`. Resets the timer if an earlier poll had another time.
     pub(super) fn poll_until(&mut self, cx: &mut Context<'_>, due: Instant) -> Poll<()> {
         let alarm = self.0.get_or_insert_with(|| PooledTimer::at(due, TimerKind::KeepAlive));
         alarm.set(due);

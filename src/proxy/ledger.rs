@@ -1,8 +1,8 @@
 //! The tasks of all routes: their records, within quotas, for as long as clients may fetch them.
 //!
-//! All changes of a task are stored here, whichever process owns its call. A failure of the store is logged
-//! once a minute while it lasts, and is visible in the return types: a change that was not stored is neither
-//! shown nor acknowledged.
+//! All changes of a task are stored by this module, whichever process owns its call. A failure of the store
+//! is logged once a minute while it lasts, and is visible in the return types: a change that was not stored
+//! is neither shown nor acknowledged.
 
 use super::{
     DeliveryCommit,
@@ -40,72 +40,81 @@ use std::{
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
-/// The tasks of all routes.
+/// The tasks of all routes: stores their records within the quotas, and holds the leases of those whose calls
+/// run in this process.
 pub struct TaskLedger {
+    /// Where the task records are stored.
     pub(super) store: Arc<dyn Store>,
+    /// The clock reading that the store has, for the next process.
     pub(super) kept_clock: StoredClock,
     /// Seals resume anchors, if the store outlives the process.
     seal: Option<AnchorSeal>,
     health: StoreHealth,
     quotas: SwapCell<TaskQuotas>,
     pub(super) clock: Arc<dyn Clock>,
+    /// The rate limits of principals, and their listening streams.
     pub(super) limits: SwapCell<PrincipalLimits>,
+    /// Clients and calls that are notified when a task changes.
     pub(super) watchers: Arc<TaskWatchers>,
-    /// The tasks whose calls this process runs. Sharded.
+    /// The tasks that this process owns: those whose calls it runs, and those that wait for credentials. A
+    /// sharded map.
     leased: DashMap<TaskId, LeasedTask>,
     /// Reservations for parked calls, and for tasks that are being stored.
     reservations: Arc<Reservations>,
-    /// Changes by requests, which continue if their request is dropped.
+    /// Tracks changes by client requests, which run to their end even if the request is dropped.
     changes: TaskTracker,
     /// Bytes of results that a failed store has not taken.
     unstored_bytes: AtomicUsize,
-    /// Ended tasks whose results have not been fetched: shutdown waits for them, unless the next process has
-    /// them, too. Bounded by the number of tasks.
+    /// Ended tasks whose results have not been fetched and would be lost with the process: shutdown waits for
+    /// them. Empty if the store outlives the process. Bounded by the number of tasks.
     unfetched: DashMap<TaskId, ()>,
     fetch_metrics: FetchMetrics,
-    /// Notified whenever one of them is removed.
+    /// Notified whenever an entry of `unfetched` is removed.
     fetched: Notify,
-    /// The number of tasks made.
+    /// The number of tasks created since the start of the process.
     made: AtomicUsize,
-    /// The number of tasks left to the next process.
+    /// The number of tasks left to the next process at shutdown.
     released: AtomicUsize,
-    /// Tasks of a former process that wait for their callers' credentials: no call runs for them.
+    /// The number of tasks of a former process that wait for their callers' credentials: no call runs for
+    /// them.
     pending: AtomicUsize,
 }
 
-/// Counts a task of a former process that waits for its caller's credentials.
+/// Counts one task of a former process as waiting for its caller's credentials, until dropped.
 pub(super) struct PendingTaskGuard(Arc<TaskLedger>);
 
-/// The state of a task whose call runs in this process.
+/// The state of a task that this process owns.
 struct LeasedTask {
-    /// The record as last stored: used while the store does not respond.
+    /// The version of `record`.
     version: RecordVersion,
+    /// The record as last stored: used while the store does not respond.
     record: Arc<Record>,
-    /// The store has not taken the latest change.
+    /// Whether the latest change waits for the store.
     has_unstored: bool,
 }
 
-/// The lease of a task whose call runs in this process: renewed while the task works. Dropping it gives the
-/// task up, and an unfinished task then ends.
+/// This process's claim on a task whose call it runs. While the lease is held, the sweep renews the task.
+/// After it is dropped, the sweep ends a task that is still unfinished: its call is lost.
 pub struct TaskLease {
     pub(super) ledger: Arc<TaskLedger>,
     pub(super) id: TaskId,
-    /// The task has been counted ([`TaskLease::begin`]).
+    /// Whether the task has been counted and logged ([`TaskLease::begin`]).
     is_counted: bool,
 }
 
-/// Bytes that wait for a failed store; subtracted when dropped.
+/// Bytes of a result that waits in memory for a failed store; subtracted from the total when dropped.
 pub(super) struct UnstoredBytes {
     ledger: Arc<TaskLedger>,
     bytes: usize,
 }
 
-/// The reason why no task can be made.
+/// The reason why a call cannot become a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TaskAdmissionError {
     /// The name of the limit in the configuration.
     #[error("no space for another task; the limit is {0}")]
     Full(&'static str),
+    /// The store does not respond.
     #[error("the task store does not answer; try again")]
     StoreFailed,
 }
@@ -119,7 +128,8 @@ const LOST_MESSAGE: &str = "the process that made the call is gone, or lost its 
 // === impl TaskLedger ===
 
 impl TaskLedger {
-    /// `secret` is stored beside a store that outlives the process.
+    /// Creates the ledger of this store. `secret` seals resume anchors; it is stored beside a store that
+    /// outlives the process, and is `None` for a store in memory.
     pub fn new(
         store: Arc<dyn Store>,
         secret: Option<&StoreSecret>,
@@ -153,17 +163,17 @@ impl TaskLedger {
         self.leased.len().saturating_sub(self.pending.load(Ordering::Relaxed))
     }
 
-    /// The number of tasks made.
+    /// The number of tasks created since the start of the process.
     pub fn made(&self) -> usize {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// The number of unfetched results that end with the process.
+    /// The number of unfetched results that would be lost with the process; 0 if the store outlives it.
     pub fn unfetched(&self) -> usize {
         self.unfetched.len()
     }
 
-    /// Resolves when every result that ends with the process has been fetched or has expired.
+    /// Resolves when every result that would be lost with the process has been fetched or has expired.
     pub async fn all_fetched(&self) {
         loop {
             let fetched = self.fetched.notified();
@@ -174,13 +184,14 @@ impl TaskLedger {
         }
     }
 
-    /// Counts that a task is shown to a client. Returns the commit of its delivery if the task has ended.
+    /// Counts a response that shows the task to a client. If the task has ended, returns the commit with
+    /// which the result counts as fetched.
     pub(super) fn record_shown(self: &Arc<Self>, record: &Record) -> Option<DeliveryCommit> {
         self.fetch_metrics.task_shown(&record.id);
         record.state.is_ended().then(|| self.delivery(&record.id))
     }
 
-    /// The commit for the end of a task: the result counts as fetched once it is confirmed.
+    /// Creates the delivery commit for the end of a task: once it is confirmed, the result counts as fetched.
     pub(super) fn delivery(self: &Arc<Self>, id: &TaskId) -> DeliveryCommit {
         let (ledger, id) = (Arc::clone(self), id.clone());
         DeliveryCommit::new(move || ledger.fetched(&id))
@@ -192,16 +203,15 @@ impl TaskLedger {
         self.remove_unfetched(id);
     }
 
-    /// Removes a result that was fetched or no longer exists.
+    /// Removes a task whose result was fetched or no longer exists from the unfetched ones.
     fn remove_unfetched(&self, id: &TaskId) {
         if self.unfetched.remove(id).is_some() {
             self.fetched.notify_waiters();
         }
     }
 
-    /// Stores a new task whose call runs in this process. Running tasks are never evicted for it. Its space
-    /// in the quotas is reserved by the caller (`is_reserved`), or here. It counts as a task from
-    /// [`TaskLease::begin`] on.
+    /// Reserves space for a new task within the quotas, and stores it. The task's call runs in this process.
+    /// Running tasks are never evicted for it. Metrics count the task from [`TaskLease::begin`] on.
     ///
     /// # Errors
     /// [`TaskAdmissionError`].
@@ -210,10 +220,10 @@ impl TaskLedger {
         self.insert(record, reservation).await
     }
 
-    /// The same of a call that has a reservation, as it was parked.
+    /// Stores a new task for a call that was parked and already has a reservation.
     ///
     /// # Errors
-    /// The reservation, where there is no room or the store fails: the call goes on.
+    /// The reservation, if a quota is full or the store fails: the call continues without a task.
     pub(super) async fn admit_parked(
         self: &Arc<Self>,
         record: Record,
@@ -229,6 +239,7 @@ impl TaskLedger {
         inserted.map_err(|_no_room| self.reservations.restore(principal))
     }
 
+    /// Stores a new task with its reservation, which is released once the store counts the task.
     async fn insert(
         self: &Arc<Self>,
         record: Record,
@@ -248,8 +259,8 @@ impl TaskLedger {
         Ok(custody)
     }
 
-    /// Reserves space for one more task, or for one more parked call: both keep a call at the server for as
-    /// long as the client likes.
+    /// Reserves space in the quotas for one more task, or for one more parked call: the client decides how
+    /// long either keeps a call open at the server.
     ///
     /// # Errors
     /// [`TaskAdmissionError::Full`].
@@ -258,8 +269,8 @@ impl TaskLedger {
         self.reservations.reserve(principal, has_room)
     }
 
-    /// Runs a change by a request to its end, with everything that follows from it, even if the request is
-    /// dropped because its client disconnected.
+    /// Runs a change of a task, and the actions that follow from it, to the end, even if the request that
+    /// caused the change is dropped because its client disconnected.
     ///
     /// # Errors
     /// Those of `change`; [`StoreError::Unavailable`] if the process ends first.
@@ -276,8 +287,8 @@ impl TaskLedger {
         }
     }
 
-    /// Forgets a task that nobody needs, once it is stored; also where what is given back is dropped. That resolves when
-    /// it is forgotten.
+    /// Waits in the background until a task is stored, and then discards it: no client has its handle. The
+    /// returned future resolves when the task is discarded; dropping the future does not stop the work.
     pub(super) fn discard_once_stored<E: Send + 'static>(
         &self,
         storing: BoxFuture<'static, Result<TaskLease, E>>,
@@ -295,7 +306,7 @@ impl TaskLedger {
         **self.quotas.load()
     }
 
-    /// Applies new quotas. Existing tasks beyond them stay.
+    /// Applies new quotas. Existing tasks are kept even if they exceed the new quotas.
     pub fn set_quotas(&self, quotas: TaskQuotas) {
         if self.quotas() != quotas {
             let TaskQuotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
@@ -305,8 +316,11 @@ impl TaskLedger {
         }
     }
 
-    /// Checks whether a principal may have one more task in addition to the stored ones and to these
-    /// reservations, of the principal and in total.
+    /// Checks whether a principal may have one more task, in addition to the stored tasks and to the existing
+    /// reservations: `of_principal` of them are the principal's, `total` all.
+    ///
+    /// # Errors
+    /// [`TaskAdmissionError::Full`], which is logged and counted.
     fn has_room(
         &self,
         principal: Principal,
@@ -343,7 +357,8 @@ impl TaskLedger {
         self.health.is_failing()
     }
 
-    /// The number of tasks by route and status, and the total usage; for operators.
+    /// Counts the tasks by route and status, and returns the counts with the total usage of the store; for
+    /// operators.
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
@@ -358,7 +373,7 @@ impl TaskLedger {
         self.clock.reading()
     }
 
-    /// Tasks of all owners; see [`Store::recent`].
+    /// The youngest tasks of all owners; see [`Store::recent`].
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
@@ -372,12 +387,12 @@ impl TaskLedger {
         found.inspect_err(|error| self.log_failure("listing tasks", error))
     }
 
-    /// Whether this process runs the call of a task, and whether a change of the task waits for the store.
+    /// Returns whether this process owns a task, and whether a change of the task waits for the store.
     pub(super) fn lease_status(&self, id: &TaskId) -> (bool, bool) {
         self.leased.get(id).map_or((false, false), |held| (true, held.has_unstored))
     }
 
-    /// Whether the store outlives the process.
+    /// Whether tasks outlive the process: the store is durable.
     pub fn outlives(&self) -> bool {
         self.store.is_durable()
     }
@@ -392,7 +407,8 @@ impl TaskLedger {
         kept.inspect_err(|error| self.log_failure("storing an anchor", error))
     }
 
-    /// Opens the anchor of a task, if it was sealed with this secret.
+    /// Decrypts the stored anchor of a task. `None` if there is no anchor or no secret, or if the anchor was
+    /// sealed with another secret.
     pub(super) fn open_anchor(&self, id: &TaskId, sealed: Option<&Bytes>) -> Option<TaskAnchor> {
         self.seal.as_ref()?.open(id, sealed?)
     }
@@ -406,8 +422,8 @@ impl TaskLedger {
         kept.inspect_err(|error| self.log_failure("removing an anchor", error))
     }
 
-    /// Excludes a task from the running ones while it waits for its caller's credentials, until the guard is
-    /// dropped.
+    /// Excludes a task from [`TaskLedger::working`] while it waits for its caller's credentials, until the
+    /// guard is dropped.
     pub(super) fn count_pending(self: &Arc<Self>) -> PendingTaskGuard {
         self.pending.fetch_add(1, Ordering::Relaxed);
         PendingTaskGuard(Arc::clone(self))
@@ -423,7 +439,8 @@ impl TaskLedger {
         self.released.load(Ordering::Relaxed)
     }
 
-    /// Waits for the changes by requests, and closes the store, which flushes its writes.
+    /// Waits for running changes by client requests, stores the clock, and closes the store, which flushes
+    /// its writes.
     pub async fn close(&self) {
         self.changes.close();
         self.changes.wait().await;
@@ -431,7 +448,7 @@ impl TaskLedger {
         self.store.close().await;
     }
 
-    /// Takes over the lease of a task of another process.
+    /// Takes the lease of an orphaned task of a former process. `record` is the task as found in the store.
     pub(super) fn adopt(self: &Arc<Self>, version: RecordVersion, record: &Arc<Record>) -> TaskLease {
         let held = LeasedTask { version, record: Arc::clone(record), has_unstored: false };
         if !record.state.is_ended() {
@@ -441,10 +458,11 @@ impl TaskLedger {
         TaskLease { ledger: Arc::clone(self), id: record.id.clone(), is_counted: true }
     }
 
-    /// The record of a held task as the store has it now. Unlike [`TaskLedger::load`] it is never one that was kept earlier.
+    /// Loads the record of a leased task from the store. Unlike [`TaskLedger::load`], never returns the
+    /// record of an earlier load.
     ///
     /// # Errors
-    /// [`StoreError`], which is in the log by then.
+    /// [`StoreError`], which is logged.
     pub(super) async fn reload(&self, id: &TaskId) -> Result<Option<Arc<Record>>, StoreError> {
         let found = self.store.load(id).await;
         let found = found.inspect_err(|error| self.log_failure("loading a task", error))?;
@@ -454,7 +472,7 @@ impl TaskLedger {
         }))
     }
 
-    /// Tasks of a process that is gone; see [`Store::take_orphans`].
+    /// Takes over at most `limit` tasks of a former process that is gone; see [`Store::take_orphans`].
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
@@ -463,6 +481,7 @@ impl TaskLedger {
         found.inspect_err(|error| self.log_failure("looking for tasks of a former process", error))
     }
 
+    /// Logs and counts why a task could not be stored, and returns the reason for the caller.
     fn admission_error(&self, doing: &str, error: &StoreError, principal: Principal) -> TaskAdmissionError {
         self.log_failure(doing, error);
         match error {
@@ -474,10 +493,11 @@ impl TaskLedger {
         }
     }
 
-    /// Counts bytes of a result that waits for a failed store. Small events are always allowed.
+    /// Counts the bytes of a result that is kept in memory until a failed store takes it. Small events are
+    /// always allowed.
     ///
     /// # Errors
-    /// The limit, if the total is too large: the bytes stay in memory.
+    /// [`StoreError::Full`] if all such results together would exceed `limits.stored_bytes`.
     pub(super) fn buffer_result(self: &Arc<Self>, bytes: usize) -> Result<UnstoredBytes, StoreError> {
         let aside = UnstoredBytes { ledger: Arc::clone(self), bytes };
         let before = self.unstored_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -507,8 +527,8 @@ impl TaskLedger {
         QuotaExceeded { limit, principal: &principal_of(&owner) }.emit();
     }
 
-    /// The record as stored. For a task of this process the last known record is used while the store does
-    /// not respond.
+    /// Loads the record of a task; `None` if there is no such task. While the store does not respond, returns
+    /// the last stored record of a task that this process owns.
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
@@ -522,15 +542,16 @@ impl TaskLedger {
         }
     }
 
-    /// The record of a task of this process, as last stored.
+    /// The record of a task that this process owns, as last stored; `None` for any other task. Does not
+    /// access the store.
     pub fn last_stored(&self, id: &TaskId) -> Option<Arc<Record>> {
         self.leased.get(id).map(|held| Arc::clone(&held.record))
     }
 
-    /// Updates the last stored record of a task of this process.
+    /// Updates the last stored record of a task that this process owns.
     fn update_leased(&self, version: RecordVersion, record: &Arc<Record>) {
         if let Some(mut held) = self.leased.get_mut(&record.id)
-            // Of two changes the later one may be noted first.
+            // Two changes may be recorded here in the reverse of their stored order.
             && held.version < version
         {
             (held.version, held.record) = (version, Arc::clone(record));
@@ -544,7 +565,7 @@ impl TaskLedger {
         }
     }
 
-    /// Applies `event`, logs a change of the status, and notifies the watchers.
+    /// Applies `event` to a task in the store, logs a change of the status, and notifies the watchers.
     ///
     /// # Errors
     /// [`StoreError`], which is logged: nothing has changed.
@@ -579,7 +600,8 @@ impl TaskLedger {
         Ok(updated)
     }
 
-    /// The record, with a status message if the latest change waits for the store.
+    /// Returns the record for display: with a status message that says so if the task's latest change waits
+    /// for the store, otherwise unchanged.
     pub fn with_store_status(&self, record: Arc<Record>) -> Arc<Record> {
         let waits = || self.leased.get(&record.id).is_some_and(|held| held.has_unstored);
         if record.state.is_ended() || !waits() {
@@ -622,6 +644,7 @@ impl TaskLedger {
         failed.map_or(Ok(due.len()), Err)
     }
 
+    /// Handles one due task of the sweep: removes an expired task, renews a leased one, ends a lost one.
     async fn process_due(
         &self,
         id: &TaskId,
@@ -649,8 +672,8 @@ impl TaskLedger {
 // === impl TaskLease ===
 
 impl TaskLease {
-    /// Counts and logs the stored task, when its handle is sent to a client. A task that is discarded before
-    /// never counts.
+    /// Counts and logs the stored task; called when its handle is sent to a client. A task that is discarded
+    /// before this is never counted. Idempotent.
     pub fn begin(&mut self) {
         let Some(record) = self.ledger.last_stored(&self.id).filter(|_| !self.is_counted) else { return };
         self.is_counted = true;
@@ -661,8 +684,8 @@ impl TaskLease {
         self.ledger.made.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Discards a task whose handle reached no client; if it was counted, it ends as cancelled. If the store
-    /// fails, the sweep finds it later: a working task without a lease.
+    /// Removes a task whose handle reached no client; if it was counted, its end is logged as cancelled. If
+    /// the store fails, the sweep later ends the task, which is then a working task without a lease.
     pub async fn discard(mut self) {
         match self.ledger.store.remove(&self.id).await {
             Ok(()) => {
@@ -706,13 +729,13 @@ impl Drop for UnstoredBytes {
     }
 }
 
-/// The failure of a task whose call no process runs any more.
+/// The event that fails a task whose call no process runs any more (`OUTCOME_UNKNOWN`).
 pub(super) fn lost_event() -> TaskEvent {
     let error = ErrorObject::new(code::OUTCOME_UNKNOWN, LOST_MESSAGE);
     TaskEvent::Failed { error: error.as_bytes().clone(), message: Some(LOST_MESSAGE.to_owned()) }
 }
 
-/// How the task ended, if it has.
+/// The details of the task's end, for the log and the metrics; `None` if the task has not ended.
 fn task_end(record: &Record) -> Option<TaskEnd> {
     let code = match &record.state {
         TaskState::Working | TaskState::InputRequired { .. } => return None,
@@ -724,7 +747,7 @@ fn task_end(record: &Record) -> Option<TaskEnd> {
     Some(TaskEnd { waited: record.elapsed_before_task, age, code, is_tool_error })
 }
 
-/// Logs and counts a change of the status.
+/// Logs and counts a change of the task's status.
 fn emit_transition(record: &Record, from: &str, to: &str, end: Option<TaskEnd>) {
     TaskTransition {
         task: &record.id.tag(),
@@ -739,14 +762,15 @@ fn emit_transition(record: &Record, from: &str, to: &str, end: Option<TaskEnd>) 
     .emit();
 }
 
-/// The reason why a task failed, if it did. Only the code of a server's error: its text may contain the
-/// arguments of the call.
+/// The reason why a task failed, if it did. Of a server's error only the code is returned, because its text
+/// may contain the arguments of the call.
 fn reason(record: &Record) -> Option<String> {
     let TaskState::Failed { error } = &record.state else { return None };
     let error = ErrorObject::from_raw(error.clone());
     Some(if code::is_own(error.code()) { error.message() } else { format!("error {}", error.code()) })
 }
 
+/// The principal with this stored digest.
 fn principal_of(principal: &[u8; 16]) -> Principal {
     Principal::from_bytes(*principal)
 }

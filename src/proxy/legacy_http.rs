@@ -24,16 +24,19 @@ pub struct LegacyRequest {
     pub principal: Principal,
     /// The rollouts of the route that include the caller.
     pub standing: crate::policy::RolloutMembership,
+    /// The HTTP method.
     pub method: http::Method,
     /// The query of the requested URL.
     pub query: Option<String>,
+    /// The request headers.
     pub headers: HeaderMap,
+    /// The raw request body.
     pub body: Bytes,
-    /// The message, if the body holds exactly one outside of a batch.
+    /// The JSON-RPC message in the body; `None` if the body is a batch, or is not one message.
     pub message: Option<Frame>,
-    /// The messages in the body, as far as they could be read.
+    /// All JSON-RPC messages in the body, as far as they could be parsed.
     pub post: LegacyPost,
-    /// The silence after which an event stream of the server gets a comment.
+    /// How long an event stream of the server may be silent before the client is sent an SSE comment.
     pub keep_alive: Duration,
     /// The span of the request, if it is traced.
     pub trace: Option<Arc<TraceContext>>,
@@ -41,6 +44,7 @@ pub struct LegacyRequest {
 
 /// The response to a legacy client.
 pub struct LegacyResponse {
+    /// The HTTP status.
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: ResponseBody,
@@ -50,49 +54,57 @@ pub struct LegacyResponse {
 pub enum ResponseBody {
     /// Complete, or empty.
     Whole(Bytes, AccessSummary),
-    /// Complete, with the end of a task; the commit is confirmed once the client's socket has taken it.
+    /// Complete, with the end of a task. The commit is confirmed once the bytes are written to the client's
+    /// socket.
     TaskEnd(Bytes, Box<(AccessSummary, DeliveryCommit)>),
     /// Streamed.
     Pieces(BodyStream),
 }
 
-/// A streamed body. The client has disconnected if the stream is dropped before its end, which cancels
-/// nothing.
+/// A streamed body. If the stream is dropped before its end, the client has disconnected; this does not
+/// cancel a request.
 pub type BodyStream = BoxStream<'static, BodyPiece>;
 
-/// The next piece of a body.
+/// One piece of a streamed body.
 #[derive(Debug)]
 pub struct BodyPiece {
+    /// The bytes to send; may be empty.
     pub bytes: Bytes,
-    /// Set when all requests have been answered, with this piece or before.
+    /// The summary for the access log; `None` until all requests have been answered, in this piece or an
+    /// earlier one.
     pub account: Option<AccessSummary>,
+    /// Whether more pieces follow.
     pub then: BodyContinuation,
-    /// For the end of a task: confirmed once the client's socket has taken the bytes.
+    /// For the end of a task: confirmed once the bytes are written to the client's socket.
     pub commit: Option<DeliveryCommit>,
 }
 
-/// What follows a piece.
+/// What follows a piece of a streamed body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyContinuation {
+    /// Another piece follows.
     More,
-    /// The body ends.
+    /// The body is complete.
     End,
-    /// The body breaks off: the client must not take it for complete.
+    /// The body is incomplete: the connection is aborted, so that the client does not take the body for
+    /// complete.
     Break,
 }
 
 // === impl BodyPiece ===
 
 impl BodyPiece {
+    /// A piece that is followed by others.
     pub(super) fn of(bytes: Bytes) -> Self {
         Self { bytes, account: None, then: BodyContinuation::More, commit: None }
     }
 
+    /// The last piece of a body, with the summary for the access log.
     pub(super) fn last(bytes: Bytes, account: AccessSummary) -> Self {
         Self { account: Some(account), then: BodyContinuation::End, ..Self::of(bytes) }
     }
 
-    /// The end of the body, without a byte.
+    /// An empty last piece, which ends the body.
     pub fn end() -> Self {
         Self { then: BodyContinuation::End, ..Self::of(Bytes::new()) }
     }
@@ -101,29 +113,30 @@ impl BodyPiece {
 // === impl LegacyRequest ===
 
 impl LegacyRequest {
-    /// The params of the single request or notification.
+    /// The params of the message; `None` if the body is not a single message with params.
     pub(super) fn params(&self) -> Option<&Payload> {
         self.message.as_ref()?.params()
     }
 
-    /// The client's session, for calls in it.
+    /// The client's session and credentials, with which the proxy sends its own requests in that session.
     pub(super) fn session(&self) -> ClientSession {
         ClientSession { principal: self.principal, query: self.query.clone(), headers: self.headers.clone() }
     }
 }
 
-/// A result of the proxy.
+/// A response with a result of the proxy.
 pub(super) fn success(id: &RequestId, result: &[u8], account: AccessSummary) -> LegacyResponse {
     json_response(legacy::success_response(id, result), account)
 }
 
-/// A refusal of the proxy.
+/// A response in which the proxy refuses one request: a JSON-RPC error with HTTP status 200.
 pub(super) fn refusal(id: &RequestId, error: &ErrorObject) -> LegacyResponse {
     let account = AccessSummary::failed(RequestOutcome::Refused, error);
     refused(StatusCode::OK, std::slice::from_ref(id), error, account)
 }
 
-/// A refusal of these requests; if there are none, only the status reports it.
+/// A response in which the proxy refuses these requests, each with the same error. Without requests the error
+/// has no id, and clients see only the HTTP status.
 pub(super) fn refused(
     status: StatusCode,
     waiting: &[RequestId],
@@ -133,6 +146,7 @@ pub(super) fn refused(
     LegacyResponse { status, ..json_response(legacy::error_responses(waiting, error), account) }
 }
 
+/// A response with this JSON body and status 200.
 pub(super) fn json_response(body: Bytes, account: AccessSummary) -> LegacyResponse {
     let headers = HeaderMap::from_iter([
         (CONTENT_TYPE, HeaderValue::from_static("application/json")),
@@ -141,7 +155,7 @@ pub(super) fn json_response(body: Bytes, account: AccessSummary) -> LegacyRespon
     LegacyResponse { status: StatusCode::OK, headers, body: ResponseBody::Whole(body, account) }
 }
 
-/// The same with the end of a task, if it has ended.
+/// A response with this JSON body and status 200. `commit` is given if the body contains the end of a task.
 pub(super) fn task_end(
     body: Bytes,
     account: AccessSummary,
@@ -165,7 +179,7 @@ pub(super) fn empty_response(status: StatusCode) -> LegacyResponse {
     }
 }
 
-/// An event stream of the proxy.
+/// A response with this body as an event stream of the proxy.
 pub(super) fn stream_response(body: ResponseBody) -> LegacyResponse {
     LegacyResponse { status: StatusCode::OK, headers: event_stream(), body }
 }

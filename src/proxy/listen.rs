@@ -1,5 +1,5 @@
-//! One `subscriptions/listen` stream: the subscribed notifications, gathered from all sessions of the
-//! principal with the server, and from its tasks.
+//! One `subscriptions/listen` stream: the subscribed notifications, collected from all sessions of the
+//! principal with the server, and from the principal's tasks.
 
 use super::{
     CallReply, ReplyItem,
@@ -34,19 +34,19 @@ use std::{
 };
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
-/// How long a list change is delayed, so that reports of several sessions are merged. Nothing is lost: a
-/// report after the notification starts a new one.
+/// How long the notification of a list change is delayed, so that the reports of several sessions are merged
+/// into one. No change is lost: a report after the notification causes another notification.
 const MERGE_WINDOW: Duration = Duration::from_millis(50);
 
-/// Resources that one stream may subscribe to; further ones are left out of the acknowledged filter. Each is
-/// a sequential request to the server, and is held as long as the stream.
+/// Resources that one stream may subscribe to; further ones are left out of the acknowledged filter. Each
+/// subscription costs a sequential request to the server, and lives as long as the stream.
 const MAX_RESOURCES: usize = 1000;
 
-/// Tasks that one stream may follow; further ones are left out of the acknowledged filter. Each is looked up,
-/// and counts as a `tasks/get`.
+/// Tasks that one stream may follow; further ones are left out of the acknowledged filter. Each task costs a
+/// look-up, which counts as a `tasks/get`.
 const MAX_TASKS: usize = 1000;
 
-/// One client's subscription.
+/// One `subscriptions/listen` request and its stream of notifications.
 pub(super) struct ListenStream {
     shared: Arc<RouteContext>,
     call: Arc<Call>,
@@ -66,12 +66,12 @@ struct ActiveListen {
     filter: SubscriptionFilter,
     reports: Receiver<ChangeNotification>,
     tasks: TaskWatcher,
-    /// Tasks whose notification is due. Rendered one at a time, when the client has space: each may hold a
-    /// result of megabytes.
+    /// Tasks whose notifications are due. Notifications are rendered one at a time, when the client reads:
+    /// each may contain a result of megabytes.
     due: VecDeque<TaskId>,
-    /// When to retry the store for them after a failure.
+    /// When to load the due tasks again after a failure of the store.
     store_retry_at: Option<Instant>,
-    /// Lists that have changed, and when to notify.
+    /// Lists that have changed, and when to notify the client.
     changed: PendingListChanges,
     /// Keeps the resources subscribed at the server.
     _subscriptions: Vec<Subscription>,
@@ -88,10 +88,15 @@ struct PendingListChanges {
 // === impl ListenStream ===
 
 impl ListenStream {
+    /// Creates the stream for a `subscriptions/listen` request; the first poll subscribes.
     pub(super) fn new(shared: Arc<RouteContext>, call: Arc<Call>, caller: Caller) -> Self {
         Self { shared, call, caller, state: ListenState::Fresh, outgoing: VecDeque::new() }
     }
 
+    /// Opens the stream: subscribes at the server, and queues the acknowledgement and the tasks that are due.
+    ///
+    /// # Errors
+    /// The reply that refuses the subscription.
     async fn open(&mut self) -> Result<(), Box<CallReply>> {
         let asked = SubscriptionFilter::read(self.call.params.as_ref())
             .map_err(|error| Box::new(reply::invalid_params(&self.call, error.to_string())))?;
@@ -141,11 +146,12 @@ impl ListenStream {
 
     /// The caller's tasks among `ids`, in their current state; each once.
     ///
-    /// A caller that has met its limit on look-ups follows those before: the others are not honoured, as the
-    /// acknowledgement says, and can be asked for later.
+    /// If the caller reaches its limit on polls, only the tasks found before are followed. The
+    /// acknowledgement does not contain the others, and the client can subscribe to them later.
     ///
     /// # Errors
-    /// The refusal, if the caller has reached the limit on polls or on misses, or if the store fails.
+    /// The refusal, if the caller has reached the limit on polls with the first task, or the limit on misses,
+    /// or if the store fails.
     async fn tasks(&self, ids: &[String]) -> Result<Vec<Arc<Record>>, Box<CallReply>> {
         let (owner, principal) = (self.shared.task_owner(&self.caller), self.caller.principal);
         let mut named = HashSet::new();
@@ -164,7 +170,8 @@ impl ListenStream {
         Ok(found)
     }
 
-    /// The part of a filter that can be served, given the server's capabilities.
+    /// Subscribes at the server to the requested resources. Returns the part of the filter that can be
+    /// served, given the server's capabilities, and the subscriptions.
     async fn accept_filter(
         &self,
         asked: SubscriptionFilter,
@@ -197,6 +204,7 @@ impl ListenStream {
         (filter, subscriptions)
     }
 
+    /// Waits for one event of an open stream, and queues the messages or tasks that follow from it.
     async fn wait(&mut self) {
         let ListenState::Open(open) = &mut self.state else { return };
         tokio::select! {
@@ -221,6 +229,7 @@ impl ListenStream {
         }
     }
 
+    /// Queues the notification of a change at the server, if the client has subscribed to it.
     fn handle_report(&mut self, report: ChangeNotification) {
         let ListenState::Open(open) = &mut self.state else { return };
         let ActiveListen { filter, changed, .. } = &mut **open;
@@ -244,7 +253,7 @@ impl ListenStream {
             return false;
         }
         let Ok(record) = self.shared.ledger.load(id).await else {
-            // It stays due: a client that waits for it may not poll.
+            // The task stays due: a client that waits for the notification may not poll.
             open.store_retry_at = Some(self.shared.clock.now() + STORE_RETRY_DELAY);
             return false;
         };
@@ -254,6 +263,7 @@ impl ListenStream {
         true
     }
 
+    /// The notification of a task's status; with a delivery commit if the task has ended.
     fn task_notice(&self, record: &Record) -> ReplyItem {
         let commit = self.shared.ledger.record_shown(record);
         let params = view::extension::notification_params(
@@ -312,7 +322,7 @@ impl ReplySource for ListenStream {
 // === impl PendingListChanges ===
 
 impl PendingListChanges {
-    /// Adds changed lists; the notification is due at this time at the latest.
+    /// Adds changed lists. The notification is due at this time, or earlier if one is pending already.
     fn add(&mut self, lists: impl IntoIterator<Item = ListKind>, tell_at: Instant) {
         self.lists.extend(lists);
         self.notify_at.get_or_insert(tell_at);

@@ -1,18 +1,19 @@
-//! Carries out the decisions of [`bridge`](crate::bridge): joins calls to servers, stores and clocks.
+//! Carries out the decisions of the state machines in [`bridge`](crate::bridge): connects calls to servers,
+//! stores and clocks.
 //!
 //! An [`Endpoint`] serves one route. Its [`RouteService::call`] returns a stream of [`ReplyItem`]s that the
 //! front polls in place, so that a fast call costs no spawn and no store access (`drive`). When a call
 //! becomes a task, or its server sends an input request, the same driver moves to a runtime task of its own,
 //! and `answers` responds for it from the store.
 //!
-//! A legacy client in front of a legacy server needs none of this: its requests are relayed
-//! ([`RouteService::relay`], `relay`), except for the tasks of 2025-11-25 (`legacy`). The state of its
-//! session is in `session`.
+//! Requests of a legacy client to a legacy server need no translation: they are relayed
+//! ([`RouteService::relay`], `relay`), except for the tasks of 2025-11-25 (`legacy`). The state of the
+//! client's session is in `session`.
 //!
 //! `admission` has the limits on the calls of a route and of its tools.
 //!
-//! `tickets` decides for both eras which clients get a ticket instead of a task; calls of the tools that take
-//! one are in `ticket_call` and `legacy/ticket_call`, and their results in `answers/ticket`.
+//! `tickets` decides for both eras which clients get a ticket instead of a task. Calls of the ticket tools
+//! are in `ticket_call` and `legacy/ticket_call`, and their results in `answers/ticket`.
 //!
 //! Begin with `endpoint.rs` and `drive/mod.rs`.
 

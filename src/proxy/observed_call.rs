@@ -1,5 +1,5 @@
-//! A call that is only observed: in mode `observe`, or of a caller outside a rollout. After its end, however
-//! it ends, it is logged and counted if it would have become a task.
+//! A call that is only observed: in mode `observe`, or of a caller outside a rollout. At its end, whatever
+//! the outcome, the call is logged and counted if it would have become a task.
 
 use super::{LegacyRequest, route_context::RouteContext};
 use crate::{
@@ -13,12 +13,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Logs and counts the call when dropped.
+/// A call that is only observed and never becomes a task. When dropped, it is logged and counted if it would
+/// have become one (`event=would_defer`).
 pub(super) struct ObservedCall {
     shared: Arc<RouteContext>,
     tool: Box<str>,
-    /// The caller is outside the rollout of its tool.
+    /// Whether the caller is outside the rollout of the tool.
     is_outside: bool,
+    /// The threshold.
     after: Duration,
     began: Instant,
     /// When and with what outcome the call was answered. None if its client disconnected first.
@@ -48,7 +50,8 @@ impl ObservedCall {
         })
     }
 
-    /// Observes the single call of a relayed legacy request. Batches never become tasks.
+    /// Begins observing the call in a relayed legacy request. `None` if the request is not a single
+    /// `tools/call` of an observed tool: batches never become tasks.
     pub(super) fn of_request(shared: &Arc<RouteContext>, passage: &LegacyRequest) -> Option<Box<Self>> {
         let [ClientMessage::Request { method: Method::ToolsCall, target, .. }] = &passage.post.messages[..]
         else {
@@ -63,17 +66,17 @@ impl ObservedCall {
         is_observed.then(|| Self::begin(shared, tool, &policy, shared.clock.now()))
     }
 
-    /// The threshold, and the start of the call.
+    /// Returns the threshold and the start of the call.
     pub(super) fn threshold(&self) -> (Duration, Instant) {
         (self.after, self.began)
     }
 
-    /// Records the outcome of the response.
+    /// Records the outcome and the time of the response. Later outcomes are ignored.
     pub(super) fn record_outcome(&mut self, outcome: RequestOutcome) {
         self.answered.get_or_insert_with(|| (self.shared.clock.now(), outcome));
     }
 
-    /// Sets whether it would have become a task, whatever its duration.
+    /// Sets whether the call would have become a task, regardless of its duration.
     pub(super) fn set_would_defer(&mut self, would_defer: bool) {
         self.would_defer = Some(would_defer);
     }

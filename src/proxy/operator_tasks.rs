@@ -1,8 +1,8 @@
-//! The operators' view of tasks, and what they may do to one.
+//! The operators' view of tasks, and their cancellations.
 //!
 //! Operators see the principal and the state of all tasks, never arguments or results. They name a task by
-//! the beginning of its id, which clients and the log have, too. The whole id is never shown, because an
-//! anonymous caller could fetch the result with it: 80 of its 128 bits stay unknown.
+//! the beginning of its id, which is also in the log. The whole id is never shown, because an anonymous
+//! caller could fetch the result with it: 80 of its 128 bits stay secret.
 
 use super::{CallRegistry, TaskLedger, answers, recent_map::RecentMap};
 use crate::{
@@ -17,44 +17,49 @@ use std::{fmt, sync::Arc};
 pub struct OperatorTasks {
     ledger: Arc<TaskLedger>,
     call_registry: Arc<CallRegistry>,
-    /// The tasks whose names were shown.
+    /// The tasks that were shown recently, by name.
     names: RecentMap<String, TaskId>,
 }
 
 /// A task as operators see it.
 pub struct TaskSummary {
-    /// The beginning of its id: 12 hexadecimal digits.
+    /// The beginning of the task's id: 12 hexadecimal digits.
     pub name: String,
-    /// The result may be left out (empty).
+    /// The task record. Its result may be left out (empty).
     pub record: Arc<Record>,
+    /// The principal that the task belongs to.
     pub principal: Principal,
-    /// The number of client requests that wait for it or watch it.
+    /// The number of client requests that wait for the task or watch it.
     pub waits: usize,
-    /// Whether this process runs its call.
+    /// Whether this process owns the task and runs its call.
     pub is_held: bool,
-    /// Whether its latest change waits for the store.
+    /// Whether the latest change of the task waits for the store.
     pub waits_for_store: bool,
 }
 
 /// A page of tasks: working tasks before ended ones, the youngest of each first.
 pub struct TaskPage {
     pub tasks: Vec<TaskSummary>,
-    /// The next page; none at the end. A page may be shorter than requested and still not be the last.
+    /// The position of the next page; `None` if this page is the last. A page may be shorter than requested
+    /// and still not be the last.
     pub next: Option<TaskCursor>,
 }
 
-/// A position in the list of all tasks.
+/// A position in the list of all tasks: after this task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskCursor {
+    /// Whether the position is among the ended tasks, which follow the working ones.
     is_ended: bool,
+    /// The number of the task in the store's order of insertion.
     number: u64,
 }
 
-/// The tasks that the beginning of an id names.
+/// The tasks whose ids begin with a given name.
 pub enum TaskLookup {
     One(TaskSummary),
-    /// More than one; of very many not all.
+    /// The name is ambiguous: at least two matching tasks, at most [`MAX_CANDIDATES`].
     Several(Vec<TaskSummary>),
+    /// There is no such task.
     None,
 }
 
@@ -65,21 +70,23 @@ pub enum CancelOutcome {
     Cancelled(TaskSummary),
     /// The task had ended before.
     AlreadyEnded(TaskSummary),
+    /// There is no such task.
     Unknown,
 }
 
-/// Cached names; other names are looked up among the youngest tasks.
+/// Task names that are cached; other names are looked up among the youngest tasks.
 const MAX_NAMES: usize = 20_000;
 
 /// Tasks that are scanned for one page or one name.
 const SCAN_LIMIT: usize = 10_000;
 
-/// Tasks in one request to the store.
+/// Tasks that are read with one request to the store.
 const BATCH: usize = 250;
 
 // === impl OperatorTasks ===
 
 impl OperatorTasks {
+    /// Creates the operators' view of these tasks and running calls.
     pub fn new(ledger: Arc<TaskLedger>, switchboard: Arc<CallRegistry>) -> Self {
         Self { ledger, call_registry: switchboard, names: RecentMap::new(MAX_NAMES) }
     }
@@ -89,7 +96,8 @@ impl OperatorTasks {
         self.ledger.now()
     }
 
-    /// At most `size` matching tasks after `after`. Scans a bounded number of tasks.
+    /// Returns a page of at most `size` tasks that match `wanted`, from the position `after`, or from the
+    /// beginning. Scans at most [`SCAN_LIMIT`] tasks.
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
@@ -111,7 +119,7 @@ impl OperatorTasks {
         Ok(TaskPage { tasks, next: stopped })
     }
 
-    /// The tasks whose ids begin with this name of at least [`MIN_NAME_DIGITS`] digits.
+    /// Finds the tasks whose ids begin with this name of at least [`MIN_NAME_DIGITS`] hexadecimal digits.
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
@@ -146,10 +154,11 @@ impl OperatorTasks {
         })
     }
 
-    /// Cancels a task as its client would: the server and the watchers are notified.
+    /// Cancels the task with this name, with the same effect as a cancellation by its client: the server and
+    /// the watchers are notified.
     ///
     /// # Errors
-    /// [`StoreError`], which is logged: nothing is changed, and the server is not notified.
+    /// [`StoreError`], which is logged: the task is not changed, and the server is not notified.
     pub async fn cancel(&self, name: &str) -> Result<CancelOutcome, StoreError> {
         let task = match self.find(name).await? {
             TaskLookup::One(task) => task,
@@ -166,8 +175,9 @@ impl OperatorTasks {
         }
     }
 
-    /// Passes the tasks after `after` to `goes_on`, working tasks first, until it returns false or the scan
-    /// limit is reached. Returns the position reached; none at the end of the list.
+    /// Passes the tasks from the position `after` to the visitor `goes_on`, working tasks first, until the
+    /// visitor returns false or the scan limit is reached. Returns the position reached; `None` at the end of
+    /// the list.
     async fn scan(
         &self,
         after: Option<TaskCursor>,
@@ -211,16 +221,17 @@ impl OperatorTasks {
     }
 }
 
-/// The name of a task for operators, and its principal.
+/// Returns the name of a task for operators (the beginning of its id), and the task's principal.
 pub fn name_and_principal(record: &Record) -> (&str, Principal) {
     (&record.id.as_str()[..NAME_DIGITS], Principal::from_bytes(record.owner.principal))
 }
 
-/// Digits of an id in a name: two of a million tasks share them once in 500 times.
+/// Hexadecimal digits of an id that form a task's name. The probability that two of a million tasks have the
+/// same name is 1 in 500.
 const NAME_DIGITS: usize = 12;
-/// The least digits of an id that name a task.
+/// The minimum number of digits with which an operator can name a task.
 const MIN_NAME_DIGITS: usize = 4;
-/// Tasks of one name that are looked up.
+/// Tasks that are loaded for an ambiguous name; further ones are not shown.
 const MAX_CANDIDATES: usize = 5;
 
 fn is_name(text: &str) -> bool {
@@ -230,7 +241,7 @@ fn is_name(text: &str) -> bool {
 // === impl TaskCursor ===
 
 impl TaskCursor {
-    /// Parses the displayed form.
+    /// Parses the displayed form: `w` for working or `e` for ended, and the number.
     pub fn parse(text: &str) -> Option<Self> {
         let is_ended = match text.get(..1)? {
             "w" => false,

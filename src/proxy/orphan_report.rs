@@ -1,7 +1,7 @@
 //! The log's report on the tasks of a former process: each task is counted once its fate is known.
 //!
-//! One line is written when all fates are known except for tasks that wait for their callers, and a further
-//! one when those are.
+//! The first line is written when the fates of all tasks are known, except for those that wait for their
+//! callers. A second line follows when the fates of the others are known.
 
 use crate::{
     runtime::{DrainWatch, Mutex},
@@ -11,44 +11,48 @@ use crate::{
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::Notify, time::sleep};
 
-/// How long the first line waits for servers to respond. Calls without a response by then are `pending` in
-/// it.
+/// How long the first line waits for servers to respond. Calls without a response by then count as `pending`
+/// in that line.
 const REPORT_WITHIN: Duration = Duration::from_secs(30);
 
-/// The counts of one recovery.
+/// Counts the tasks of former processes by their fates, for the log.
 #[derive(Debug, Default)]
 pub(super) struct OrphanReport {
-    /// Locked to count.
+    /// Locked only while a task is counted.
     counts: Mutex<OrphanSummary>,
-    /// Notified with each known fate.
+    /// Notified whenever the fate of a task becomes known.
     known: Notify,
 }
 
-/// One task whose fate is not known yet. If it is dropped, the task is left to the next process, and not
-/// counted.
+/// Counts one task of a former process, whose fate is not known yet. If this value is dropped without a fate,
+/// the task is left to the next process, and not counted.
 #[derive(Debug)]
 pub(super) struct OrphanFate {
     report: Arc<OrphanReport>,
+    /// The count that includes the task at present.
     counts_as: OrphanState,
 }
 
 /// The state under which an undecided task counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OrphanState {
+    /// Its server has not responded yet.
     Pending,
+    /// The task waits for its caller's credentials.
     Waiting,
 }
 
 // === impl OrphanReport ===
 
 impl OrphanReport {
-    /// Adds a task.
+    /// Adds a task, whose fate is recorded on the returned value.
     pub(super) fn add(self: &Arc<Self>) -> OrphanFate {
         self.counts.lock().pending += 1;
         OrphanFate { report: Arc::clone(self), counts_as: OrphanState::Pending }
     }
 
-    /// Writes the lines once all tasks have been added. Ends with the process at the latest.
+    /// Writes the report's lines as the fates become known; called once all tasks have been added. Ends when
+    /// the drain time is over (`overdue`) at the latest.
     pub(super) async fn emit(self: Arc<Self>, overdue: DrainWatch) {
         tokio::select! {
             biased;
@@ -76,6 +80,7 @@ impl OrphanReport {
         }
     }
 
+    /// Waits until the counts satisfy the condition.
     async fn wait_until(&self, is_so: impl Fn(&OrphanSummary) -> bool) {
         loop {
             let known = self.known.notified();
@@ -86,7 +91,7 @@ impl OrphanReport {
         }
     }
 
-    /// Takes the known counts, which are not reported again; counts of undecided tasks stay.
+    /// Returns the counts, and resets those of known fates, so that no fate is reported twice.
     fn take_counts(&self) -> OrphanSummary {
         let mut counts = self.counts.lock();
         let OrphanSummary { waiting, pending, .. } = *counts;
@@ -97,22 +102,22 @@ impl OrphanReport {
 // === impl OrphanFate ===
 
 impl OrphanFate {
-    /// The task waits for its caller's credentials.
+    /// Counts the task as waiting for its caller's credentials.
     pub(super) fn mark_waiting(&mut self) {
         self.count_as(OrphanState::Waiting);
     }
 
-    /// The caller has returned.
+    /// Counts the task as pending: its caller has sent a request, and the call is being resumed.
     pub(super) fn mark_pending(&mut self) {
         self.count_as(OrphanState::Pending);
     }
 
-    /// The server has resumed the call.
+    /// Counts the task as resumed: the server has continued the call.
     pub(super) fn record_resumed(self) {
         self.report.counts.lock().resumed += 1;
     }
 
-    /// The task was cancelled; `is_told` is whether its server has been notified.
+    /// Counts the task as cancelled; `is_told` is whether its server has received the cancellation.
     pub(super) fn record_cancelled(self, is_told: bool) {
         let mut counts = self.report.counts.lock();
         match is_told {

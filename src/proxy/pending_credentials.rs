@@ -1,5 +1,5 @@
-//! Principals whose credentials are awaited. Credentials are never stored, and some calls cannot be resumed
-//! without them.
+//! Credentials that are awaited to resume the calls of a former process. Credentials are never stored, so a
+//! call that needs them is resumed when its principal next sends a request.
 
 use crate::{
     dialect::{Credentials, Principal},
@@ -12,43 +12,49 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// The principals whose calls wait to be resumed with their credentials.
+/// The calls that wait to be resumed with the credentials of their principals.
 #[derive(Default)]
 pub(super) struct PendingCredentials {
+    /// The waiting calls of each principal.
     callers: DashMap<Principal, Vec<oneshot::Sender<Credentials>>>,
-    /// Callers that have come while it is not known yet who is waited for; `Missing` once it is. Held for one insertion or
+    /// Credentials of requests that arrived before the recovery of tasks was complete, because their
+    /// principals may be awaited later; `None` once the recovery is complete. Locked for one insertion or
     /// look-up.
     early: Mutex<Option<HashMap<Principal, Credentials>>>,
-    /// How many are waited for, and one more while it is not known who: nearly always none.
+    /// The number of waiting calls, plus one until the recovery is complete. Zero lets a request skip all
+    /// locks.
     count: AtomicUsize,
 }
 
-/// Early callers whose credentials are remembered. Others are waited for until they come again.
+/// Principals whose early credentials are remembered. The calls of further ones wait for another request.
 const EARLY: usize = 1024;
 
 // === impl PendingCredentials ===
 
 impl PendingCredentials {
-    /// From here on callers are remembered, until it is known who is waited for.
+    /// Starts to remember the credentials of all requests; called before the recovery of tasks, when it is
+    /// not known which principals are awaited.
     pub(super) fn remember_early(&self) {
         if self.early.lock().replace(HashMap::new()).is_none() {
             self.count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// It is known who is waited for.
+    /// Drops the remembered credentials; called when the recovery has registered all waiting calls.
     pub(super) fn forget_early(&self) {
         if self.early.lock().take().is_some() {
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Resolves with what the caller shows when it next comes, or has shown early.
+    /// Registers a call that waits for the credentials of this principal. The receiver resolves with the
+    /// credentials of the principal's next request, or at once if they are remembered.
     pub(super) fn wait_for(&self, principal: Principal) -> oneshot::Receiver<Credentials> {
         let (sender, receiver) = oneshot::channel();
         self.callers.entry(principal).or_default().push(sender);
         self.count.fetch_add(1, Ordering::Relaxed);
-        // Registered before this: a caller that arrives now is either here, or sees that it is awaited.
+        // Looked up after the registration: a concurrent request is either remembered here, or finds the
+        // sender.
         let early = self.early.lock().as_ref().and_then(|early| early.get(&principal).cloned());
         if let Some(credentials) = early {
             self.send_credentials(principal, || credentials);
@@ -56,7 +62,7 @@ impl PendingCredentials {
         receiver
     }
 
-    /// Removes the entries of this principal whose receivers were dropped.
+    /// Removes the waiting calls of this principal whose receivers were dropped.
     pub(super) fn remove_abandoned(&self, principal: Principal) {
         self.callers.remove_if_mut(&principal, |_, waiting| {
             let before = waiting.len();
@@ -66,7 +72,7 @@ impl PendingCredentials {
         });
     }
 
-    /// Sends the credentials of a request to all calls that wait for this principal.
+    /// Sends the credentials of a request to all calls that wait for this principal. Cheap if no call waits.
     pub(super) fn provide_credentials(&self, principal: Principal, credentials: impl Fn() -> Credentials) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;

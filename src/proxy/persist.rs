@@ -1,9 +1,10 @@
 //! Storing the events of a task in spite of a failed or full store.
 //!
-//! The events of a call cannot be repeated: a result that the store does not take waits in memory, together
-//! with the lease of its task, until the store takes it. Clients see only what is stored, so that nothing
-//! they have seen can be lost; meanwhile the task is shown as it was last stored, with a status message that
-//! says so. A result that exceeds a limit does not wait: its task fails with an error that names the limit.
+//! The events of a call cannot be repeated. Therefore a result that a failed store does not take waits in
+//! memory, and the lease of its task is held, until the store takes the result. Clients see only what is
+//! stored, so that nothing they have seen can be lost: meanwhile the task is shown as it was last stored,
+//! with a status message that says so. A result that exceeds a limit does not wait: its task fails with an
+//! error that names the limit.
 
 use super::ledger::{TaskLease, TaskLedger, UnstoredBytes};
 use crate::{
@@ -25,7 +26,8 @@ pub(super) const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
 // === impl TaskLease ===
 
 impl TaskLease {
-    /// Stores an event of the task, as soon as the store takes it.
+    /// Stores an event of the leased task, with retries until the store takes it or the drain time is over
+    /// (`overdue`).
     ///
     /// # Errors
     /// Those of [`persist`].
@@ -34,11 +36,13 @@ impl TaskLease {
     }
 }
 
-/// Stores an event of a task that this process owns, as soon as the store takes it.
+/// Stores an event of a task that this process owns, with retries until the store takes it or the drain time
+/// is over (`overdue`). A result without space is replaced by an error. `aside` accounts for the bytes of an
+/// event that was buffered before.
 ///
 /// # Errors
-/// [`StoreError::Full`] if there is no space for an input request; any other error if the process ends first:
-/// then the event is lost.
+/// [`StoreError::Full`] if there is no space for an event that may be dropped, such as an input request; any
+/// other error if the process ends first: then the event is lost.
 pub(super) async fn persist(
     ledger: Arc<TaskLedger>,
     id: TaskId,
@@ -91,7 +95,8 @@ pub(super) async fn persist(
     }
 }
 
-/// Counts the bytes of an event that waits behind others. A result without space is replaced by an error.
+/// Counts the bytes of an event that waits in memory behind other events of its task. A result without space
+/// is replaced by an error event.
 ///
 /// # Errors
 /// [`StoreError::Full`] if there is no space for an input request.
@@ -111,7 +116,8 @@ pub(super) fn buffer(
     Ok((event, aside))
 }
 
-/// Whether an event may be dropped if the store is full: its sender gets an error, or sends it again.
+/// Whether an event may be dropped if the store is full: the server gets an error for the request, or reports
+/// progress again.
 fn is_droppable(event: &TaskEvent) -> bool {
     matches!(
         event,
@@ -119,7 +125,7 @@ fn is_droppable(event: &TaskEvent) -> bool {
     )
 }
 
-/// The bytes of an event that must be stored.
+/// The number of bytes that storing the event adds to the record; 0 for small events.
 fn stored_size(event: &TaskEvent) -> usize {
     match event {
         TaskEvent::Returned { result } => result.len(),
@@ -135,7 +141,8 @@ fn stored_size(event: &TaskEvent) -> usize {
     }
 }
 
-/// The size of a result or an error that can be replaced by a shorter error.
+/// The size in bytes of a result or an error that can be replaced by a shorter error; `None` for other
+/// events.
 fn result_bytes(event: &TaskEvent) -> Option<usize> {
     match event {
         TaskEvent::Returned { result } => Some(result.len()),
@@ -144,10 +151,10 @@ fn result_bytes(event: &TaskEvent) -> Option<usize> {
     }
 }
 
-/// More than [`no_space_event`] ever needs.
+/// An upper bound of the size of [`no_space_event`], in bytes. Events up to this size are always buffered.
 pub(super) const NO_SPACE_EVENT_BYTES: usize = 512;
 
-/// The failure of a task whose result does not fit.
+/// The event that fails a task whose result of `size` bytes exceeds this limit.
 fn no_space_event(size: usize, limit: &str) -> TaskEvent {
     let words = format!("the result is {size} bytes, and there is no space to store it ({limit})");
     let error = ErrorObject::new(code::RESULT_TOO_LARGE, words);

@@ -5,9 +5,11 @@ use dashmap::DashMap;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use std::{num::NonZeroU32, sync::Arc};
 
-/// The limits on the task requests of one principal.
+/// The limits on the task requests and listening streams of each principal.
 pub(super) struct PrincipalLimits {
+    /// Limits requests about tasks, per second.
     polls: DefaultKeyedRateLimiter<Principal>,
+    /// Limits look-ups of unknown tasks, per minute.
     misses: DefaultKeyedRateLimiter<Principal>,
     /// The number of listening streams of each principal; principals without any are absent.
     listeners: Arc<DashMap<Principal, usize>>,
@@ -23,6 +25,7 @@ pub(super) struct ListenPermit {
 // === impl PrincipalLimits ===
 
 impl PrincipalLimits {
+    /// Creates the limits that these quotas configure, without any use so far.
     pub(super) fn new(quotas: &TaskQuotas) -> Self {
         let at_least_one = |n| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
         Self {
@@ -48,7 +51,7 @@ impl PrincipalLimits {
         self.misses.check_key(&principal).is_ok()
     }
 
-    /// A permit for one more listening stream, if the principal may have one.
+    /// Returns a permit for one more listening stream; `None` if the principal has reached its limit.
     pub(super) fn try_listen(&self, principal: Principal) -> Option<ListenPermit> {
         let mut open = self.listeners.entry(principal).or_default();
         if *open >= self.listens_per_principal {
@@ -60,7 +63,7 @@ impl PrincipalLimits {
         Some(ListenPermit { listeners: Arc::clone(&self.listeners), principal })
     }
 
-    /// Removes the state of idle principals.
+    /// Removes the rate-limit state of principals without recent requests.
     pub(super) fn remove_idle(&self) {
         self.polls.retain_recent();
         self.misses.retain_recent();

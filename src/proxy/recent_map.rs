@@ -12,24 +12,27 @@ use std::{
     },
 };
 
-/// A sharded map with a maximum number of entries.
+/// A sharded map with a maximum number of entries, which evicts the least recently used ones.
 pub(super) struct RecentMap<K, V> {
     entries: DashMap<K, RecentEntry<V>>,
+    /// The maximum number of entries, at least 1.
     most: usize,
-    /// Counts the uses of an entry other than the last used one.
+    /// The logical clock of uses. Repeated uses of the last used entry do not advance it.
     uses: AtomicU64,
-    /// Held during eviction, so that one thread does it.
+    /// Held during eviction, so that only one thread evicts.
     evicting: Mutex<()>,
 }
 
 struct RecentEntry<V> {
     value: V,
+    /// The value of `uses` at the last use of this entry.
     used: AtomicU64,
 }
 
 // === impl RecentMap ===
 
 impl<K: Eq + Hash + Clone, V: Clone> RecentMap<K, V> {
+    /// Creates a map of at most `most` entries; at least one.
     pub(super) fn new(most: usize) -> Self {
         Self {
             entries: DashMap::new(),
@@ -39,23 +42,25 @@ impl<K: Eq + Hash + Clone, V: Clone> RecentMap<K, V> {
         }
     }
 
-    /// Returns the value of this key, and marks it as used last.
+    /// Returns a clone of the value of this key, and marks the entry as the last used one.
     pub(super) fn get(&self, key: &K) -> Option<V> {
         self.with(key, V::clone)
     }
 
-    /// The same, passed to `look` by reference.
+    /// Passes the value of this key to `look` by reference, and marks the entry as the last used one. `None`
+    /// if there is no entry. Holds the lock of a shard while `look` runs.
     pub(super) fn with<T>(&self, key: &K, look: impl FnOnce(&V) -> T) -> Option<T> {
         let kept = self.entries.get(key)?;
-        // Written only if another entry was used in between: threads that all use the same one do not contend
-        // here.
+        // Written only if another entry was used in between: threads that all use the same entry do not
+        // contend.
         if kept.used.load(Ordering::Relaxed) != self.uses.load(Ordering::Relaxed) {
             kept.used.store(self.now(), Ordering::Relaxed);
         }
         Some(look(&kept.value))
     }
 
-    /// Returns the value of this key, inserting it if needed.
+    /// Returns the value of this key. Inserts the value of `fresh` if there is none, evicting entries if the
+    /// map is full.
     pub(super) fn get_or_insert_with(&self, key: K, fresh: impl FnOnce() -> V) -> V {
         if let Some(value) = self.get(&key) {
             return value;
@@ -67,6 +72,7 @@ impl<K: Eq + Hash + Clone, V: Clone> RecentMap<K, V> {
         self.entries.entry(key).or_insert_with(|| RecentEntry { value: fresh(), used }).value.clone()
     }
 
+    /// Removes the entry of this key, if there is one.
     pub(super) fn remove(&self, key: &K) {
         self.entries.remove(key);
     }
@@ -76,15 +82,17 @@ impl<K: Eq + Hash + Clone, V: Clone> RecentMap<K, V> {
         self.entries.len()
     }
 
+    /// Advances the logical clock of uses.
     fn now(&self) -> u64 {
         self.uses.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// Evicts the least recently used eighth of the entries.
     fn evict(&self) {
         let _making = match self.evicting.try_lock() {
             Ok(making) => making,
             Err(TryLockError::Poisoned(making)) => making.into_inner(),
-            // Another thread does it.
+            // Another thread is evicting.
             Err(TryLockError::WouldBlock) => return,
         };
         let mut all: Vec<_> =
@@ -95,7 +103,7 @@ impl<K: Eq + Hash + Clone, V: Clone> RecentMap<K, V> {
             all.truncate(eighth);
         }
         for (used, key) in all {
-            // Unless it was used meanwhile.
+            // An entry that was used meanwhile stays.
             self.entries.remove_if(&key, |_, kept| kept.used.load(Ordering::Relaxed) == used);
         }
     }

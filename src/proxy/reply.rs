@@ -1,4 +1,4 @@
-//! The server's response, or a refusal of the proxy, as the response to a call.
+//! Builds the reply to a call: from the server's response, or as a refusal or error of the proxy.
 
 use super::{AccessSummary, CallReply, DeliveryCommit, ReplyItem, TaskAdmissionError};
 use crate::{
@@ -19,24 +19,25 @@ use serde_json::Value;
 pub(super) enum CallEnd {
     /// With the server's response.
     Response(CallResponse),
-    /// Without a response.
+    /// Without a response, for this reason.
     Lost(CallError),
-    /// The call cannot continue, because of the proxy or its client.
+    /// With an error of the proxy: the call cannot continue, because of the proxy or its client.
     Refused(ErrorObject, RequestOutcome),
 }
 
-/// The outcome of a call.
+/// The outcome of a call: a result or an error in the form of 2026-07-28.
 #[derive(Clone, Debug)]
 pub(super) enum CallVerdict {
-    /// The result object.
+    /// The raw JSON of the result object.
     Result(Bytes),
+    /// The error for the client, and the outcome for the access log.
     Error(ErrorObject, RequestOutcome),
 }
 
-/// The response for a client that waited.
+/// The reply for a client that waits for the call's end.
 ///
 /// `refused` is the capability that an input request required and the client lacks, if any: a failure of the
-/// call is attributed to it.
+/// call is then reported as a consequence of that missing capability.
 pub(super) fn to_client(call: &Call, route: &Route, end: CallEnd, refused: Option<&Value>) -> CallReply {
     let lost = match &end {
         CallEnd::Lost(lost) => Some(lost.clone()),
@@ -65,7 +66,7 @@ pub(super) fn to_client(call: &Call, route: &Route, end: CallEnd, refused: Optio
         CallVerdict::Error(error, outcome) => {
             let mut reply = failed(call, status_of(call, &error, lost.as_ref()), &error, outcome);
             if let Some(lost) = &lost {
-                // The proxy's text, also if the client gets the server's.
+                // The log gets the proxy's text, even if the client gets the server's.
                 reply.account.reason = Some(lost.to_string().into());
             }
             if let Some(CallError::Unauthorized { challenge: Some(challenge), .. }) = lost {
@@ -79,7 +80,7 @@ pub(super) fn to_client(call: &Call, route: &Route, end: CallEnd, refused: Optio
     }
 }
 
-/// The outcome of a call, for a waiting client or for a task.
+/// Determines the outcome of a call, for a waiting client or for a task. `refused` is as in [`to_client`].
 pub(super) fn verdict(call: &Call, route: &Route, end: CallEnd, refused: Option<&Value>) -> CallVerdict {
     let response = match end {
         CallEnd::Response(response) => response,
@@ -115,7 +116,8 @@ pub(super) fn verdict(call: &Call, route: &Route, end: CallEnd, refused: Option<
     }
 }
 
-/// The error object for a missing response. If a limit is the reason, its hit is counted.
+/// The error object for a call that ended without a response. If a limit is the reason, counts a hit of that
+/// limit.
 pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
     if let Some(limit) = lost.limit() {
         limit.record_hit();
@@ -123,7 +125,8 @@ pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
     error_of(lost)
 }
 
-/// The same without counting, for readers other than the client.
+/// The error object for a call that ended without a response. Does not count a limit, because the error is
+/// not for the client (for example for a trace span).
 pub(super) fn error_of(lost: &CallError) -> ErrorObject {
     match lost {
         CallError::Forbidden { error: Some(error), .. } => error.clone().into_modern(),
@@ -134,11 +137,12 @@ pub(super) fn error_of(lost: &CallError) -> ErrorObject {
     }
 }
 
+/// The outcome in the access log of a call that ended without a response.
 pub(super) fn outcome_of(lost: &CallError) -> RequestOutcome {
     lost.fault().into()
 }
 
-/// The HTTP status that names the origin of an error.
+/// The HTTP status for an error of this origin: 400 for the client, 502 for the server, 503 for the proxy.
 pub(super) fn status_of_fault(fault: ErrorOrigin) -> StatusCode {
     match fault {
         ErrorOrigin::Client => StatusCode::BAD_REQUEST,
@@ -163,34 +167,36 @@ fn status_of(call: &Call, error: &ErrorObject, lost: Option<&CallError>) -> Stat
     }
 }
 
-/// The refusal of a call with invalid parameters.
+/// The reply to a call with invalid parameters (`-32602`).
 pub(super) fn invalid_params(call: &Call, why: impl AsRef<str>) -> CallReply {
     refuse(call, StatusCode::OK, &ErrorObject::new(code::INVALID_PARAMS, why))
 }
 
-/// A refusal of the proxy.
+/// A reply in which the proxy refuses a call with this HTTP status and error.
 pub(super) fn refuse(call: &Call, status: StatusCode, error: &ErrorObject) -> CallReply {
     failed(call, status, error, RequestOutcome::Refused)
 }
 
-/// The error of a caller that has reached this rate limit.
+/// The error for a caller that has reached the rate limit with this configuration key. Counts a hit of the
+/// limit.
 pub(super) fn too_many(limit: &str) -> ErrorObject {
     Limit::record_hit_by_key(limit);
     ErrorObject::new(code::BUSY, format!("too many requests; the limit is {limit}"))
 }
 
-/// The refusal of a method that the server does not serve.
+/// The reply to a call whose method the server does not serve.
 pub(super) fn not_served(call: &Call) -> CallReply {
     let refused = modern::method_not_found(call.id.clone(), &call.method);
     failed(call, refused.status, &refused.error, RequestOutcome::Refused)
 }
 
-/// The refusal of a call that needs the tasks extension, which its client did not declare.
+/// The reply to a call that needs the tasks extension, whose client did not declare the extension.
 pub(super) fn tasks_required(call: &Call) -> CallReply {
     refuse(call, StatusCode::BAD_REQUEST, &plan::tasks_required_error())
 }
 
-/// The refusal of a new call while the proxy stops; nothing is sent. Another process may serve it.
+/// The refusal of a new call during shutdown, with `Retry-After`: the call was not sent to the server, and
+/// another process may serve a retry.
 pub(super) fn stopping(call: &Call) -> CallReply {
     let mut reply = refuse(call, StatusCode::SERVICE_UNAVAILABLE, &stopping_error());
     reply.headers.insert(header::RETRY_AFTER, RETRY_AFTER);
@@ -198,19 +204,22 @@ pub(super) fn stopping(call: &Call) -> CallReply {
     reply
 }
 
+/// The error for a call that is refused during shutdown (`SHUTTING_DOWN`).
 pub(super) fn stopping_error() -> ErrorObject {
     ErrorObject::new(code::SHUTTING_DOWN, "the proxy is shutting down; the call was not sent")
 }
 
-/// The `Retry-After` of refusals at shutdown, in seconds: a process that replaces this one is there by then.
+/// The `Retry-After` of refusals during shutdown, in seconds: by then the process that replaces this one
+/// accepts calls.
 pub(super) const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
-/// A result of the proxy.
+/// A reply with this result object (raw JSON).
 pub(super) fn success(call: &Call, result: &[u8]) -> CallReply {
     CallReply::new(StatusCode::OK, modern::success_response(&call.id, result), RequestOutcome::Result)
 }
 
-/// The handle of a task.
+/// A reply with the handle of a task: `created` is the `CreateTaskResult`, and `commit` is confirmed once the
+/// client has it.
 pub(super) fn handle(call: &Call, created: &[u8], task: TaskId, commit: Option<DeliveryCommit>) -> CallReply {
     let mut reply = success(call, created);
     reply.commit = commit;
@@ -218,18 +227,19 @@ pub(super) fn handle(call: &Call, created: &[u8], task: TaskId, commit: Option<D
     reply
 }
 
-/// An `input_required` result.
+/// A reply with this `input_required` result.
 pub(super) fn input_required(call: &Call, result: &[u8]) -> CallReply {
     let mut reply = success(call, result);
     reply.account.outcome = RequestOutcome::InputRequired;
     reply
 }
 
-/// The reply while the store fails; the client may retry.
+/// The reply to a call that needs the task store while the store fails; the client may retry.
 pub(super) fn store_failed(call: &Call) -> CallReply {
     failed(call, StatusCode::OK, &store_error(), RequestOutcome::ProxyFailed)
 }
 
+/// The error for a request that needs the task store while the store fails.
 pub(super) fn store_error() -> ErrorObject {
     ErrorObject::new(code::INTERNAL_ERROR, TaskAdmissionError::StoreFailed.to_string())
 }
@@ -247,6 +257,8 @@ fn invalid_error(why: &str) -> ErrorObject {
     ErrorObject::new(code::UPSTREAM_INVALID, format!("the server's answer is not valid: {why}"))
 }
 
+/// Whether the result says by its empty contents that the resource does not exist. Some legacy servers return
+/// no error.
 fn is_missing_resource(call: &Call, route: &Route, result: &Bytes) -> bool {
     route.empty_contents_is_error
         && call.method == Method::ResourcesRead
@@ -260,6 +272,7 @@ fn body(call: &Call, error: &ErrorObject) -> Bytes {
 // === impl CallReply ===
 
 impl CallReply {
+    /// Creates a reply without additional headers and without a delivery commit.
     pub(super) fn new(status: StatusCode, body: Bytes, outcome: RequestOutcome) -> Self {
         Self { status, headers: HeaderMap::new(), body, commit: None, account: AccessSummary::of(outcome) }
     }

@@ -12,7 +12,7 @@ pub(super) struct Reservations(Mutex<ReservationCounts>);
 
 #[derive(Debug, Default)]
 struct ReservationCounts {
-    /// Principals without any are absent.
+    /// The number of reservations of each principal; principals without any are absent.
     by_principal: HashMap<Principal, usize>,
     total: usize,
 }
@@ -43,14 +43,14 @@ impl Reservations {
         Ok(Reservation { reservations: Arc::clone(self), principal })
     }
 
-    /// Reserves room that was given up for a record which the store has not taken, whatever room there is by now: what it
-    /// was for goes on.
+    /// Reserves space again for a call whose reservation was consumed by a record that the store did not
+    /// take. Does not check the quotas, because the call already runs.
     pub(super) fn restore(self: &Arc<Self>, principal: Principal) -> Reservation {
         self.0.lock().add(principal);
         Reservation { reservations: Arc::clone(self), principal }
     }
 
-    /// The reservations of one principal, and of all.
+    /// Returns the number of reservations of one principal, and of all.
     pub(super) fn count(&self, principal: Principal) -> (usize, usize) {
         let reserved = self.0.lock();
         (reserved.of(principal), reserved.total)

@@ -1,12 +1,12 @@
 //! Recovery of the tasks that a former process left in a durable store.
 //!
-//! Ended tasks need nothing. An unfinished task belongs to this process from its start on, so that no task is
-//! `working` without a call: the call is resumed if its server allows that, otherwise the task fails with an
-//! error that says that the call may have run. It is never sent again. A cancelled task whose server may not
-//! have been notified is cancelled there.
+//! Ended tasks stay as they are. Unfinished tasks belong to this process from its start on, so that no task
+//! is `working` without a call. The call of an unfinished task is resumed if its server allows that;
+//! otherwise the task fails with an error that says that the call may have run. The call is never sent again.
+//! If a task was cancelled and its server may not have been notified, the server is notified now.
 //!
-//! Credentials are not stored. A call whose caller sent any is resumed with the caller's next request,
-//! whatever it is, because that request carries them again; it waits no longer than `resume.wait`.
+//! Credentials are not stored. A call whose caller sent credentials is resumed with the caller's next request
+//! of any kind, because that request carries them again. The call waits no longer than `resume.wait`.
 
 use super::{
     TaskLedger,
@@ -30,13 +30,13 @@ use futures_util::future::join_all;
 use std::sync::Arc;
 use tokio::time::sleep;
 
-/// Tasks in one request to the store.
+/// Orphaned tasks that are taken over with one request to the store.
 const BATCH: usize = 256;
 
 /// A task of a process that is gone, and the anchor of its call.
 struct OrphanedTask {
     custody: TaskLease,
-    /// As it was found.
+    /// The record as it was found in the store.
     record: Arc<Record>,
     anchor: TaskAnchor,
     fate: OrphanFate,
@@ -45,7 +45,7 @@ struct OrphanedTask {
 // === impl TaskLedger ===
 
 impl TaskLedger {
-    /// Recovers all tasks of former processes, or as many as there is time for.
+    /// Recovers all tasks of former processes. Stops early when the drain time is over (`overdue`).
     pub(super) async fn recover_orphans(self: &Arc<Self>, endpoints: &[Endpoint], overdue: &DrainWatch) {
         let report = Arc::<OrphanReport>::default();
         loop {
@@ -59,7 +59,7 @@ impl TaskLedger {
                 Ok(orphans) => {
                     let lost =
                         orphans.into_iter().filter_map(|one| self.recover(one, endpoints, report.add()));
-                    // All at once: a store that flushes shares one flush.
+                    // Concurrent: a store that flushes its writes uses one flush for all.
                     join_all(lost.map(|(custody, fate)| fail_orphan(self, custody, fate, overdue))).await;
                 }
                 // Safe to retry: orphans stay unowned in the store.
@@ -73,7 +73,8 @@ impl TaskLedger {
         tokio::spawn(report.emit(overdue.clone()));
     }
 
-    /// Resumes the call in the background, or returns how the task ends if that is impossible.
+    /// Takes over an orphaned task, and resumes its call in the background. Returns the lease and the fate if
+    /// the call cannot be resumed, because its route or its anchor is missing: then the caller ends the task.
     fn recover(
         self: &Arc<Self>,
         OrphanTask { version, record, anchor }: OrphanTask,
@@ -99,7 +100,7 @@ impl TaskLedger {
 // === impl OrphanedTask ===
 
 impl OrphanedTask {
-    /// Resumes the call, or ends the task if that is impossible; in the background.
+    /// Resumes the call in the background, or ends the task if resuming is impossible.
     fn resume(self, shared: &Arc<RouteContext>, credentials: Credentials) {
         let Self { custody, record: _, anchor, fate } = self;
         let hold = shared.call_registry.register_for_resumption(custody.id.clone());
@@ -125,14 +126,15 @@ impl OrphanedTask {
         });
     }
 
-    /// The same once its caller sends a request in time; in the background.
+    /// Waits in the background for the next request of the task's caller, and resumes the call with the
+    /// credentials of that request. Ends the task if none arrives within `resume.wait`.
     fn wait_for_credentials(mut self, shared: &Arc<RouteContext>) {
         self.fate.mark_waiting();
         let principal = Principal::from_bytes(self.record.owner.principal);
         let mut came = shared.pending_credentials.wait_for(principal);
         let shared = Arc::clone(shared);
         let waits = shared.ledger.count_pending();
-        // Not tracked: shutdown does not wait for it, and the next process waits anew.
+        // Not tracked: shutdown does not wait for the caller, and the next process waits anew.
         tokio::spawn(async move {
             tokio::select! {
                 biased;
@@ -153,7 +155,8 @@ impl OrphanedTask {
     }
 }
 
-/// The record as it is now, as soon as the store answers; `Missing` where it is removed, or the time of the proxy is over.
+/// Loads the current record of the leased task, with retries until the store responds. `None` if the record
+/// was removed or the drain time is over.
 async fn read(shared: &RouteContext, custody: &TaskLease) -> Option<Arc<Record>> {
     let mut pause = FIRST_RETRY_DELAY;
     loop {
@@ -172,7 +175,8 @@ async fn read(shared: &RouteContext, custody: &TaskLease) -> Option<Arc<Record>>
     }
 }
 
-/// Ends a task whose call cannot be resumed, unless its client has cancelled it first: then its server is told.
+/// Fails a task whose call cannot be resumed. If its client cancelled the task first, notifies the server of
+/// the cancellation instead.
 async fn fail(
     shared: &Arc<RouteContext>,
     resumption: Resumption,
@@ -189,7 +193,7 @@ async fn fail(
     }
 }
 
-/// Ends a task whose call is lost. Where it was cancelled nobody can tell its server.
+/// Fails a task whose call is lost. If the task was cancelled before, its server cannot be notified.
 async fn fail_orphan(ledger: &Arc<TaskLedger>, custody: TaskLease, fate: OrphanFate, overdue: &DrainWatch) {
     drop(custody.persist(lost_event(), overdue).await);
     match ledger.reload(&custody.id).await {
@@ -203,7 +207,7 @@ async fn fail_orphan(ledger: &Arc<TaskLedger>, custody: TaskLease, fate: OrphanF
     }
 }
 
-/// Tells the server that nobody waits any more for the call of a cancelled task.
+/// Notifies the server that the call of a cancelled task is cancelled.
 async fn notify_cancelled(
     shared: &RouteContext,
     Resumption { hold, custody, fate }: Resumption,
@@ -211,7 +215,7 @@ async fn notify_cancelled(
     anchor: &TaskAnchor,
     credentials: Credentials,
 ) {
-    // Nothing can be told to the call any more.
+    // The call does not run here: it must not receive further messages.
     drop(hold);
     let principal = Principal::from_bytes(record.owner.principal);
     let (capabilities, client_info) = (Arc::new(Capabilities::none()), ClientInfo::default());

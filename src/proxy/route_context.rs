@@ -26,49 +26,56 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// The context of calls on a route: the configuration at the start of the call, and the state that outlives
-/// it.
+/// The context of calls on a route: the configuration as of the start of the call, and the route's state,
+/// which outlives a configuration.
 pub(super) struct RouteContext {
+    /// The configuration of the route.
     pub(super) route: Arc<Route>,
     /// Seals and opens `requestState`.
     pub(super) keyring: Arc<SealKeyring>,
-    /// The limits of its calls; `None` if there are none.
+    /// The limits on calls of the route and of its tools; `None` if none are configured.
     pub(super) limiters: Option<Arc<CallLimiters>>,
+    /// The state that outlives a configuration.
     pub(super) state: Arc<RouteState>,
 }
 
 /// The state of a route that lives as long as its server, across reloads.
 pub(super) struct RouteState {
+    /// The server behind the route.
     pub(super) upstream: Arc<dyn Upstream>,
     /// The tasks of all routes.
     pub(super) ledger: Arc<TaskLedger>,
     /// The calls that run in this process.
     pub(super) call_registry: Arc<CallRegistry>,
     pub(super) clock: Arc<dyn Clock>,
+    /// Records the trace spans of the route's calls.
     pub(super) tracer: Tracer,
-    /// Signals shutdown: new calls are refused. Tracks running work.
+    /// Signals shutdown: new calls are refused. Tracks the calls in flight, which shutdown waits for.
     pub(super) stopping: DrainWatch,
     /// Signals that the drain time is over.
     pub(super) overdue: DrainWatch,
     /// Signals that no work is left: listening streams end.
     pub(super) closing: DrainWatch,
-    /// Tracks the requests on their way to the route.
+    /// Tracks requests that have been received and have not reached the route yet; the server is not removed
+    /// meanwhile.
     pub(super) arrivals: (Drain, DrainWatch),
     /// Tracks running calls and tasks.
     pub(super) active_work: Drain,
     /// Ends listening streams when the server is removed.
     pub(super) listeners: Drain,
-    /// Former states of the route that are not removed yet; the last first.
+    /// The states of former servers of the route that are not removed yet; the latest first.
     pub(super) predecessors: Vec<Weak<Self>>,
+    /// The tool lists of the server, as each caller sees them.
     pub(super) tool_lists: ToolListCache,
+    /// Known properties of a legacy server.
     pub(super) server_profile: ServerProfile,
-    /// Responses whose events have ids of the proxy.
+    /// Buffered responses whose events have ids of the proxy, for clients that resume.
     pub(super) replay_buffers: Arc<ReplayBuffers>,
     /// The sessions of legacy clients.
     pub(super) sessions: LegacySessions,
-    /// Callers whose calls wait to be resumed with their credentials.
+    /// Calls of a former process that wait for their callers' credentials.
     pub(super) pending_credentials: Arc<PendingCredentials>,
-    /// The gates and allowances of its calls.
+    /// The concurrency gates and rate allowances of the route's calls, kept across reloads.
     pub(super) limiter_registry: LimiterRegistry,
 }
 
@@ -83,6 +90,7 @@ impl Deref for RouteContext {
 }
 
 impl RouteContext {
+    /// A copy that shares the route, the keyring, the limits and the state with this context.
     pub(super) fn copy(&self) -> Self {
         let Self { route, keyring, limiters, state: lasting } = self;
         Self {
@@ -93,10 +101,11 @@ impl RouteContext {
         }
     }
 
-    /// Admits a new call of this tool, or those of a batch. `None` if the route has no limits.
+    /// Admits a new call, or the calls of a batch: `tools` are the names of their tools. `None` if the route
+    /// has no limits.
     ///
     /// # Errors
-    /// [`CallLimitError`]: nothing may be sent.
+    /// [`CallLimitError`] if a limit is reached: then no call may be sent.
     pub(super) fn admit<'a>(
         &self,
         tools: impl Iterator<Item = &'a str>,
@@ -106,7 +115,7 @@ impl RouteContext {
         limiters.admit(&self.route, tools, principal, self.clock.now()).map(Some)
     }
 
-    /// Whether a call may become a task: not during shutdown if tasks end with the process.
+    /// Whether a call may become a task now: not during shutdown if tasks are lost with the process.
     pub(super) fn makes_tasks(&self) -> bool {
         self.ledger.outlives() || !self.stopping.is_stopped()
     }
@@ -125,6 +134,7 @@ impl RouteContext {
         is_limited.then(|| Box::new(LimitedCall { gate_path: path, timeout, deferral: deferral.cloned() }))
     }
 
+    /// The owner of the tasks of this caller on this route.
     pub(super) fn task_owner(&self, caller: &Caller) -> TaskPrincipal {
         TaskPrincipal {
             principal: *caller.principal.as_bytes(),
@@ -133,31 +143,32 @@ impl RouteContext {
         }
     }
 
-    /// A client's credentials, from the headers of its request.
+    /// The credentials in the headers of a client's request: those headers that the route forwards.
     pub(super) fn credentials(&self, headers: &HeaderMap) -> Credentials {
         Credentials::from_request(headers, &self.route.session_headers)
     }
 
-    /// The last description of the server. The server is not asked: information about a task must not wait
-    /// for it.
+    /// The last known description of the server; a placeholder if there is none. Sends no request, because
+    /// replies about tasks must not wait for the server.
     pub(super) fn server(&self) -> Arc<UpstreamDescription> {
         self.upstream.last_description().unwrap_or_else(|| Arc::new(UpstreamDescription::unknown()))
     }
 
-    /// The server info of a task: from when its call was made, otherwise the current one. A process that has
-    /// recovered the task may not have described the server yet.
+    /// The server info (raw JSON) for replies about a task: as recorded with the task, otherwise the last
+    /// known one. A process that has recovered the task may not have described the server yet.
     pub(super) fn server_info_of(&self, record: &Record) -> Bytes {
         record.server_info.clone().unwrap_or_else(|| self.server().server_info.clone())
     }
 
-    /// Whether the server declared what a method needs. Undeclared methods are tried all the same: some
-    /// servers declare less than they have.
+    /// Whether the server declared the capability that a method needs. Undeclared methods are sent
+    /// nevertheless: some servers declare less than they support.
     pub(super) fn declares(&self, method: &Method, server: &UpstreamDescription) -> bool {
         let needs = method.modern_requirement().unwrap_or(RequiredCapability::Nothing);
         describe::has_capability(&server.capabilities, needs)
     }
 
-    /// Passes the list of [`tool_list`](Self::tool_list) to `look`, if it is cached.
+    /// Passes the result of [`tool_list`](Self::tool_list) to `look`, if it is available without waiting.
+    /// `None` otherwise.
     pub(super) fn peek_tool_list<T>(
         &self,
         caller: &Caller,
@@ -166,7 +177,8 @@ impl RouteContext {
         self.tool_lists.peek(caller, &*self.clock, look)
     }
 
-    /// The server's tools as this caller sees them; `None` if they cannot be listed, or not in time.
+    /// The mirrored parameters (`Mcp-Param-*`) of the server's tools, as this caller sees the tools; `None`
+    /// if the tools cannot be listed in time.
     pub(super) async fn tool_list(&self, caller: &Caller) -> Option<Arc<ToolParamHeaders>> {
         let reader = ToolListReader {
             route: &self.route.path,
@@ -179,7 +191,7 @@ impl RouteContext {
         self.tool_lists.get(reader).await
     }
 
-    /// Whether the legacy server has tasks of its own.
+    /// Whether the legacy server supports the tasks of 2025-11-25 itself.
     pub(super) async fn server_has_tasks(&self, principal: Principal, headers: &HeaderMap) -> bool {
         self.server_profile.has_tasks(&*self.upstream, || self.identity(principal, headers)).await
     }
@@ -197,7 +209,8 @@ impl RouteContext {
         self.server_profile.survives_delete(&*self.upstream, caller).await
     }
 
-    /// The identity for describing the server, with the credentials of a legacy client.
+    /// The identity with which the proxy initializes a session of its own, with the credentials of a legacy
+    /// client.
     fn identity(&self, principal: Principal, headers: &HeaderMap) -> CallerIdentity {
         CallerIdentity {
             principal,
@@ -207,7 +220,7 @@ impl RouteContext {
         }
     }
 
-    /// The view options for tasks of 2025-11-25.
+    /// The options of this route for showing tasks in the form of 2025-11-25.
     pub(super) fn legacy_terms(&self) -> experimental::ViewOptions {
         experimental::ViewOptions {
             poll: self.ledger.quotas().poll_interval,

@@ -13,23 +13,26 @@ use std::sync::Arc;
 
 /// The service of one route.
 pub trait RouteService: Send + Sync + 'static {
+    /// The configuration of the route.
     fn route(&self) -> &Arc<Route>;
 
-    /// Tracks a request on its way to the route until the token is dropped: its server is not removed
-    /// meanwhile.
+    /// Tracks a received request until the token is dropped: the route's server is not removed meanwhile.
+    /// `None` if the service tracks no requests.
     fn track_arrival(&self) -> Option<TaskToken> {
         None
     }
 
-    /// Whether the server behind it is known to be reachable.
+    /// Whether the route's server is known to be reachable.
     fn is_reachable(&self) -> bool {
         true
     }
 
-    /// Serves one call. All work is done as the stream is polled.
+    /// Serves one request of a client of 2026-07-28. All work is done as the stream is polled; dropping the
+    /// stream means that the client has disconnected.
     fn call(&self, call: Arc<Call>, caller: Caller) -> ReplyStream;
 
-    /// Relays one request of a legacy client to its session at the server.
+    /// Serves one HTTP request of a legacy client: relays it to the client's session at the server, or
+    /// answers it if it is about a task of the proxy.
     fn relay(&self, passage: LegacyRequest) -> BoxFuture<'static, LegacyResponse>;
 
     /// Whether a request with these headers has passed this route before: the route's server leads back here.
@@ -38,24 +41,27 @@ pub trait RouteService: Send + Sync + 'static {
         false
     }
 
-    /// Fetches the protected-resource metadata of the server behind this route, unchanged.
+    /// Fetches the protected-resource metadata document at this path from the origin of the route's server.
+    /// The document is not changed.
     fn metadata<'a>(
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<OriginResponse, CallError>>;
 
-    /// The URL of the server behind this route, if it has one.
+    /// The URL of the route's server; `None` for a stdio server.
     fn url(&self) -> Option<&Uri> {
         None
     }
 
-    /// Whether that server receives the `Authorization` of clients, unless the front removes it.
+    /// Whether the route's server receives the `Authorization` header of clients, unless the front removes
+    /// it.
     fn passes_authorization(&self) -> bool {
         false
     }
 
-    /// Requests a document of that server's origin outside the MCP endpoint.
+    /// Sends a request to the origin of the route's server, outside the MCP endpoint (such as for an OAuth
+    /// document).
     fn ask_origin(&self, request: OriginRequest) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
         drop(request);
         Box::pin(std::future::ready(Err(CallError::not_over_http())))

@@ -1,7 +1,7 @@
 //! Properties of a legacy server, from its last handshake.
 //!
-//! This is the only place that knows a server's properties. They are recorded from each relayed handshake; a
-//! server without a handshake since the start of the proxy is initialized in a session of the proxy.
+//! The properties are recorded from each relayed handshake. A server without a handshake since the start of
+//! the proxy is initialized in a session of the proxy.
 
 use crate::{
     protocol::Revision,
@@ -9,19 +9,21 @@ use crate::{
     upstream::{CallError, CallerIdentity, Upstream},
 };
 
+/// The known properties of a route's legacy server; each is `None` until known.
 #[derive(Debug, Default)]
 pub(super) struct ServerProfile {
-    /// Whether it has tasks of its own.
+    /// Whether the server supports the tasks of 2025-11-25 itself.
     tasks: Mutex<Option<bool>>,
-    /// Whether it keeps serving after a DELETE of a session.
+    /// Whether the server keeps serving after a DELETE of a session.
     survives_delete: Mutex<Option<bool>>,
 }
 
 // === impl ServerProfile ===
 
 impl ServerProfile {
-    /// Whether the server has tasks of its own. A server that does not respond counts as one with tasks: the
-    /// error then comes from the relayed call.
+    /// Whether the server supports the tasks of 2025-11-25 itself. Initializes a session if that is unknown.
+    /// A server that does not respond counts as one with tasks: the client then gets the error of its relayed
+    /// call.
     pub(super) async fn has_tasks(
         &self,
         server: &dyn Upstream,
@@ -36,8 +38,9 @@ impl ServerProfile {
         }
     }
 
-    /// Whether the server keeps serving after a DELETE. A server that was initialized only by older clients
-    /// is initialized again by the proxy; without an answer the result is false.
+    /// Whether the server keeps serving after a DELETE of a session. Initializes a session if that is
+    /// unknown, because all clients so far requested older revisions. If the server does not respond, the
+    /// result is false.
     ///
     /// # Errors
     /// [`CallError`] if the server cannot be reached.
@@ -58,7 +61,8 @@ impl ServerProfile {
         }
     }
 
-    /// Describes the server with the newest legacy revision, unless that is known.
+    /// Describes the server with the newest legacy revision, unless it has been described already, and
+    /// records its properties.
     async fn ask(&self, server: &dyn Upstream, caller: CallerIdentity) -> Result<(), CallError> {
         let server = match server.last_description() {
             Some(description) => description,
@@ -69,13 +73,14 @@ impl ServerProfile {
         Ok(())
     }
 
+    /// Records whether the server supports the tasks of 2025-11-25 itself.
     pub(super) fn learn_tasks(&self, has_tasks: bool) {
         *self.tasks.lock() = Some(has_tasks);
     }
 
-    /// Records the revision that the server answered to a client with revisions up to `requested`. Servers
-    /// answer with the client's revision if they know it, otherwise with their newest: an answer older than
-    /// `requested` is the server's newest, and an equal one may not be.
+    /// Records the revision with which the server responded to a client that requested `requested`. A server
+    /// responds with the client's revision if it supports that, otherwise with its newest. So a response
+    /// older than `requested` is the server's newest revision; an equal one may not be.
     pub(super) fn learn_revision(&self, requested: Option<Revision>, answered: Option<Revision>) {
         // An unknown revision is newer than all known ones.
         let survives = answered.is_none_or(Revision::survives_delete);

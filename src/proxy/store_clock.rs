@@ -1,8 +1,9 @@
 //! Stores the clock for the next process.
 //!
-//! Records use a time line that steps of the wall clock do not move ([`SteadyClock`](crate::runtime::SteadyClock)). The next
-//! process continues it by the wall clock, and needs the offset for that. The offset is stored before a task is created or
-//! ends, so before a client relies on it, and by the sweep.
+//! Task records use a time line that steps of the wall clock do not move
+//! ([`SteadyClock`](crate::runtime::SteadyClock)). The next process derives the time line from the wall clock
+//! and the stored offset between the two. The offset is stored by the sweep, and before a task is created or
+//! ends, because from then on a client relies on the task's times.
 
 use super::TaskLedger;
 use crate::{
@@ -12,35 +13,40 @@ use crate::{
 use std::time::Duration;
 use tokio::sync::Mutex;
 
-/// The last stored reading. Locked while another is being stored, so that the last reading is the one that stays.
+/// The last clock reading in the store. Locked while another reading is being stored, so that readings are
+/// stored in order.
 pub(super) struct StoredClock(Mutex<Option<ClockReading>>);
 
-/// How far the time line may be ahead of its stored time while there are tasks. If the process is killed, and the wall
-/// clock set back before the next one, tasks are kept that much longer. Each update is a write to the disk.
+/// How far the time line may be ahead of its stored time while there are tasks. If the process is killed and
+/// the wall clock is set back before the next start, tasks are kept longer by up to this time. Each update is
+/// a write to the disk.
 const KEPT_WITHIN: Duration = Duration::from_secs(60);
 
 // === impl StoredClock ===
 
 impl StoredClock {
+    /// Creates it with the reading that the former process stored, if there is one.
     pub(super) fn new(kept: Option<ClockReading>) -> Self {
         Self(Mutex::new(kept))
     }
 }
 
 impl TaskLedger {
-    /// Stores the clock if the wall clock was stepped or the stored time is behind, before a task is stored that the next
-    /// process measures by it. If that fails, the sweep tries again.
+    /// Stores the clock reading if the wall clock was stepped, or if the stored reading is older than
+    /// [`KEPT_WITHIN`]. Called before a task is stored, because the next process needs the reading to
+    /// interpret the task's times. A failure is logged, and the sweep tries again.
     pub(super) async fn keep_clock(&self) {
         self.keep_clock_if(|kept, now| has_stepped(kept, now) || is_behind(kept, now)).await;
     }
 
-    /// The same for the sweep, which does not write to a store without tasks.
+    /// Stores the clock reading like [`TaskLedger::keep_clock`], but does not refresh an old reading while
+    /// there are no tasks; called by the sweep.
     pub(super) async fn sweep_clock(&self) {
         let has_tasks = || self.store.usage(Principal::ANONYMOUS.as_bytes()).tasks > 0;
         self.keep_clock_if(|kept, now| has_stepped(kept, now) || is_behind(kept, now) && has_tasks()).await;
     }
 
-    /// Stores the time of the line when the process ends.
+    /// Stores the current clock reading at the end of the process, if the store outlives it.
     pub(super) async fn keep_last_clock(&self) {
         if self.outlives() {
             self.keep_clock_if(|kept, now| kept != Some(now)).await;
@@ -59,10 +65,12 @@ impl TaskLedger {
     }
 }
 
+/// Whether the stored reading is missing, or older than [`KEPT_WITHIN`].
 fn is_behind(kept: Option<ClockReading>, now: ClockReading) -> bool {
     kept.is_none_or(|kept| now.time.since(kept.time) >= KEPT_WITHIN)
 }
 
+/// Whether the wall clock was stepped since the stored reading.
 fn has_stepped(kept: Option<ClockReading>, now: ClockReading) -> bool {
     kept.map_or(ClockOffset::ZERO, |kept| kept.offset) != now.offset
 }

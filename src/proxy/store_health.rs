@@ -18,7 +18,7 @@ pub(super) struct StoreHealth {
     logged_at: Mutex<Option<Instant>>,
 }
 
-/// A persistent failure is logged again after this time.
+/// The shortest time between two log lines about a persistent failure.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 // === impl StoreHealth ===
@@ -29,7 +29,7 @@ impl StoreHealth {
         self.is_failing.load(Ordering::Relaxed)
     }
 
-    /// Records the failure of an operation.
+    /// Records the failure of an operation; `doing` names the operation for the log.
     pub(super) fn record_failure(&self, doing: &str, error: &dyn fmt::Display, now: Instant) {
         self.is_failing.store(true, Ordering::Relaxed);
         let mut logged_at = self.logged_at.lock();
@@ -39,7 +39,7 @@ impl StoreHealth {
         }
     }
 
-    /// Records a successful change.
+    /// Records a successful operation; logs the recovery after a failure.
     pub(super) fn record_success(&self) {
         if self.is_failing() && self.is_failing.swap(false, Ordering::Relaxed) {
             *self.logged_at.lock() = None;

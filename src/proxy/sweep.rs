@@ -5,36 +5,37 @@ use crate::runtime::DrainWatch;
 use std::{sync::Arc, time::Duration};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// The pause between sweeps. A finished task can be fetched at least until its ttl ends, and at most this
-/// long after.
+/// The pause between sweeps. A finished task can be fetched until its ttl ends, and at most this much longer.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Tasks in one batch, so that many due tasks do not block a small store.
+/// Tasks that are processed in one batch, so that many due tasks do not block a slow store.
 const BATCH: usize = 1000;
 
 impl TaskLedger {
-    /// Maintains the tasks until the end of the proxy, after recovering those of a former process.
+    /// Recovers the tasks of a former process on these endpoints, and then sweeps all tasks periodically
+    /// until shutdown (`stopping`).
     pub fn maintain(
         self: Arc<Self>,
         endpoints: Vec<Endpoint>,
         stopping: DrainWatch,
     ) -> impl Future<Output = ()> + Send {
-        // At once: a client may come before this is polled.
+        // Not in the future: a client's request may arrive before the future is polled.
         for endpoint in &endpoints {
             endpoint.shared().pending_credentials.remember_early();
         }
         async move {
-            // Recovered first: the sweep takes working tasks without a lease for lost.
+            // Recover first: the sweep fails working tasks without a lease.
             self.recover_orphans(&endpoints, &stopping).await;
             for endpoint in &endpoints {
                 endpoint.shared().pending_credentials.forget_early();
             }
-            // Dropped, so that their servers may be removed.
+            // Dropped, so that the servers of these endpoints can be removed after a reload.
             drop(endpoints);
             self.sweep_until(stopping).await;
         }
     }
 
+    /// Sweeps at each interval until shutdown.
     async fn sweep_until(&self, stopping: DrainWatch) {
         let mut ticks = interval(SWEEP_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -47,6 +48,7 @@ impl TaskLedger {
         }
     }
 
+    /// Stores the clock, and sweeps all tasks that are due.
     async fn sweep_all(&self, stopping: &DrainWatch) {
         self.sweep_clock().await;
         loop {

@@ -1,4 +1,4 @@
-//! Watchers of tasks.
+//! Watchers of tasks: clients and calls that are notified when a task changes.
 
 use crate::{
     protocol::{InputRequest, Method},
@@ -17,23 +17,25 @@ pub(super) struct TaskWatchers {
     subscribers: DashMap<TaskId, Vec<Arc<TaskSubscriber>>>,
 }
 
-/// Which requests of a server a client can be sent, by what it declared: their method and their parameters.
+/// Decides which input requests of a server a client can receive, by the capabilities that the client
+/// declared: a function of the request's method and params.
 #[derive(Clone)]
 pub(super) struct Askable(Arc<IsDeclared>);
 
 type IsDeclared = dyn Fn(&Method, Option<&Bytes>) -> bool + Send + Sync;
 
-/// The receiving end of one watcher.
+/// The state of one watcher.
 #[derive(Debug, Default)]
 struct TaskSubscriber {
     kind: SubscriberKind,
-    /// Of a request that waits with a ticket.
+    /// The input requests that the client can receive; `None` unless it waits with a ticket.
     askable: Option<Askable>,
+    /// Watched tasks that have changed since the last notification.
     changed: Mutex<Vec<TaskId>>,
     notify: Notify,
 }
 
-/// The kind of a subscriber.
+/// The kind of a watcher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum SubscriberKind {
     /// A client with a stream of its own.
@@ -45,11 +47,11 @@ enum SubscriberKind {
     OwnCall,
 }
 
-/// Requests that may wait for the result of one task. Each costs some KiB, and a change of the task wakes
-/// all.
+/// Requests that may wait for the result of one task. Each costs a few KiB, and every change of the task
+/// wakes all of them.
 pub(super) const WAITERS_PER_TASK: usize = 64;
 
-/// A subscription to some tasks; dropping it ends it.
+/// A subscription to changes of some tasks; ends when dropped.
 #[derive(Debug)]
 pub(super) struct TaskWatcher {
     watchers: Arc<TaskWatchers>,
@@ -60,18 +62,19 @@ pub(super) struct TaskWatcher {
 // === impl TaskWatchers ===
 
 impl TaskWatchers {
-    /// Subscribes a client.
+    /// Subscribes a client's stream to these tasks.
     pub(super) fn watch(self: &Arc<Self>, ids: Vec<TaskId>) -> TaskWatcher {
         self.subscribe(ids, Arc::default())
     }
 
-    /// Subscribes the task's own call.
+    /// Subscribes the driver of the task's own call, which does not count as a watcher.
     pub(super) fn watch_own(self: &Arc<Self>, id: TaskId) -> TaskWatcher {
         self.subscribe(vec![id], TaskSubscriber::new(SubscriberKind::OwnCall))
     }
 
-    /// Subscribes a request that waits for the result of a task; `None` if there are [`WAITERS_PER_TASK`]. `askable` is
-    /// given if its client is sent only the input requests that it declared.
+    /// Subscribes a request that waits for the result of a task; `None` if [`WAITERS_PER_TASK`] requests
+    /// already wait. `askable` is given if the client may receive only input requests whose capability it
+    /// declared.
     pub(super) fn wait_for(self: &Arc<Self>, id: &TaskId, askable: Option<Askable>) -> Option<TaskWatcher> {
         let subscriber =
             Arc::new(TaskSubscriber { kind: SubscriberKind::Waiter, askable, ..TaskSubscriber::default() });
@@ -92,19 +95,20 @@ impl TaskWatchers {
         TaskWatcher { watchers: Arc::clone(self), subscriber, ids }
     }
 
-    /// The number of clients that watch a task.
+    /// The number of client requests that watch or await a task.
     pub(super) fn watcher_count(&self, id: &TaskId) -> usize {
         self.subscribers.get(id).map_or(0, |subscribers| {
             subscribers.iter().filter(|other| other.kind != SubscriberKind::OwnCall).count()
         })
     }
 
-    /// Notifies watchers of a change that clients can see.
+    /// Notifies all watchers of a task of a change that clients can see.
     pub(super) fn notify(&self, id: &TaskId) {
         self.wake(id, |_| true);
     }
 
-    /// Notifies requests that wait for the result that the call of the task is registered: they can attach to it.
+    /// Wakes the requests that wait for the result of a task, so that they attach to its call, or check again
+    /// which input requests they can receive.
     pub(super) fn announce_to_waiters(&self, id: &TaskId) {
         self.wake(id, |subscriber| subscriber.kind == SubscriberKind::Waiter);
     }
@@ -125,14 +129,18 @@ impl TaskWatchers {
 // === impl Askable ===
 
 impl Askable {
+    /// Creates it from a function that returns whether the client has the capability for a request with this
+    /// method and these params.
     pub(super) fn new(allows: impl Fn(&Method, Option<&Bytes>) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(allows))
     }
 
+    /// Whether the client can receive this input request.
     pub(super) fn allows(&self, request: &InputRequest) -> bool {
         self.allows_method(&request.kind().method(), request.params().as_ref())
     }
 
+    /// Whether the client can receive a request with this method and these params.
     pub(super) fn allows_method(&self, method: &Method, params: Option<&Bytes>) -> bool {
         (self.0)(method, params)
     }
@@ -155,7 +163,7 @@ impl TaskSubscriber {
 // === impl TaskWatcher ===
 
 impl TaskWatcher {
-    /// Waits for changes. Returns the changed tasks, at least one.
+    /// Waits until a watched task changes. Returns the changed tasks, at least one. Cancel safe.
     pub(super) async fn changed(&self) -> Vec<TaskId> {
         loop {
             let changed = std::mem::take(&mut *self.subscriber.changed.lock());
@@ -166,7 +174,7 @@ impl TaskWatcher {
         }
     }
 
-    /// Whether another request that waits with a ticket for the same task can be asked this.
+    /// Whether another request that waits with a ticket for the same task can receive this input request.
     pub(super) fn another_can_be_asked(&self, id: &TaskId, request: &InputRequest) -> bool {
         let can = |ear: &Arc<TaskSubscriber>| {
             !Arc::ptr_eq(ear, &self.subscriber)
@@ -184,7 +192,8 @@ impl Drop for TaskWatcher {
                 subscribers.is_empty()
             });
             if self.subscriber.askable.is_some() {
-                // What this one could be asked may be refused by now.
+                // Only this client may have had the capability for an open input request: the others check
+                // again, and the request is refused.
                 self.watchers.wake(id, |ear| ear.askable.is_some());
             }
         }

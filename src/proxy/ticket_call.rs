@@ -1,8 +1,8 @@
 //! Calls of the tools that take a ticket, by clients of 2026-07-28 without the tasks extension.
 //!
-//! Input requests of the running call use the form of that revision: the waiting call ends with an
-//! `input_required` result, and its client retries with the responses (2026-07-28, *Multi Round-Trip
-//! Requests*). The ticket names the call, so that no `requestState` is needed.
+//! Input requests of the running call use the form of 2026-07-28: the waiting call of the ticket tool ends
+//! with an `input_required` result, and its client retries with the responses (*Multi Round-Trip Requests*).
+//! The ticket identifies the running call, so that no `requestState` is needed.
 
 use super::{
     CallReply, ReplyItem,
@@ -28,7 +28,7 @@ use http::StatusCode;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// One call of such a tool.
+/// One call of a ticket tool (`deferral_result` or `deferral_cancel`) by a client of 2026-07-28.
 pub(super) struct TicketToolCall {
     shared: Arc<RouteContext>,
     call: Arc<Call>,
@@ -38,6 +38,7 @@ pub(super) struct TicketToolCall {
 
 enum TicketStage {
     Fresh,
+    /// The client waits for the result; with the generator of progress notifications, if it requested them.
     Waiting(Box<ResultWatch>, Option<ProgressHeartbeat>),
     Ended,
 }
@@ -45,11 +46,12 @@ enum TicketStage {
 // === impl TicketToolCall ===
 
 impl TicketToolCall {
+    /// Creates the reply source for a call of a ticket tool; the first poll serves the call.
     pub(super) fn new(shared: Arc<RouteContext>, call: Arc<Call>, caller: Caller) -> Self {
         Self { shared, call, caller, stage: TicketStage::Fresh }
     }
 
-    /// Serves the call; `None` if it waits for the result.
+    /// Serves the call. Returns `None` if it has to wait for the result.
     async fn begin(&mut self) -> Option<CallReply> {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let tool = call.target.as_deref().unwrap_or_default();
@@ -86,16 +88,17 @@ impl TicketToolCall {
         }
     }
 
+    /// A reply with a tool result of the proxy, and the server info of the route.
     fn result_reply(&self, result: Value) -> CallReply {
         reply::success(&self.call, &modern::complete_result(result, &self.shared.server().server_info))
     }
 
-    /// The same, with the server info of this task.
+    /// A reply with a tool result of the proxy about a task, and the server info of that task.
     fn call_result_reply(&self, record: &Record, result: Value) -> CallReply {
         reply::success(&self.call, &modern::complete_result(result, &self.shared.server_info_of(record)))
     }
 
-    /// The response that the call itself would have had.
+    /// The reply with the end of the task: the response that the deferred call itself would have had.
     fn ended_reply(&self, record: &Record, result_tool: &str) -> CallReply {
         let mut reply = match view::ticket::call_outcome(record, true) {
             Some(view::ticket::CallOutcome::Result(result)) => reply::success(&self.call, &result),
@@ -113,7 +116,8 @@ impl TicketToolCall {
         reply
     }
 
-    /// The `input_required` reply; this client has the capabilities for all of it.
+    /// The `input_required` reply with these input requests, for all of which the client has the
+    /// capabilities. Its `requestState` is the ticket.
     fn input_required_reply(&self, record: &Record, requests: &[(String, InputRequest)]) -> CallReply {
         let questions = requests.iter().map(|(key, question)| (key.as_str(), question));
         let ticket = self.shared.keyring.seal_ticket(&record.id);
@@ -171,13 +175,13 @@ impl ReplySource for TicketToolCall {
     }
 }
 
-/// What the caller declared with this very request.
+/// The input requests that the caller can receive, by the capabilities in its current request.
 fn askable(caller: &Caller) -> Askable {
     let declared = Arc::clone(&caller.capabilities);
     Askable::new(move |method, params| declared.missing_for(method, params).is_none())
 }
 
-/// Adds the ticket tools to a tool list, for a ticket holder.
+/// Adds the ticket tools to the reply to `tools/list`, if the caller is eligible for tickets.
 pub(super) fn add_ticket_tools(shared: &RouteContext, call: &Call, caller: &Caller, reply: &mut CallReply) {
     let Some(holding) = tickets::modern_eligibility(shared, call, caller) else { return };
     let edited = Frame::parse(reply.body.clone()).ok();

@@ -1,4 +1,4 @@
-//! Which clients get tickets, and the texts of their calls.
+//! Decides which clients get tickets, recognises calls of the ticket tools, and edits tool lists.
 
 use super::{LegacyRequest, route_context::RouteContext, session::LegacyClient};
 use crate::{
@@ -16,21 +16,23 @@ use http::HeaderMap;
 use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 
-/// The default wait for a result: shorter than most clients wait.
+/// The default time that a call of the result tool waits for a result: shorter than the timeout of most
+/// clients.
 const WAIT: Duration = Duration::from_secs(45);
 
-/// The options of a ticket, for a client that gets one instead of waiting.
+/// The options of a ticket: how its client fetches the result.
 #[derive(Clone, Debug)]
 pub(super) struct TicketOptions {
+    /// The names under which the client has the ticket tools.
     pub(super) names: Arc<TicketToolNames>,
-    /// How long one call waits for the result.
+    /// How long one call of the result tool waits for the result.
     pub(super) wait: Duration,
 }
 
 // === impl TicketOptions ===
 
 impl TicketOptions {
-    /// The result in place of one that is not there yet.
+    /// The tool result for a call that still runs: the ticket, and the text for the model.
     pub(super) fn running(&self, shared: &RouteContext, record: &Record) -> Value {
         let now = shared.clock.timestamp();
         let ticket = shared.keyring.seal_ticket(&record.id);
@@ -45,7 +47,7 @@ impl TicketOptions {
     }
 }
 
-/// The ticket grant of a legacy client, if it gets tickets.
+/// The ticket grant of a legacy client, if the client is eligible for tickets.
 pub(super) fn legacy_eligibility(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -64,9 +66,10 @@ pub(super) fn legacy_eligibility(
     (known.is_some() || holding.is_named).then_some(holding)
 }
 
-/// The terms and options of a ticket for a call of this tool, if the client has the ticket tools. A client
-/// that the operator has named counts as having them, without a session or in any session opened here: some
-/// clients open a session for each call, and have read the list in another.
+/// The terms and options of a ticket for a call of this tool by a legacy client; `None` if the client is not
+/// eligible or does not have the ticket tools. A client that the operator has named in the configuration
+/// counts as having the tools, without a session or in any session opened through the proxy: some clients
+/// open a session for each call, and have read the tool list in another.
 pub(super) fn legacy_ticket_options(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -83,8 +86,9 @@ pub(super) fn legacy_ticket_options(
     Some((terms, TicketOptions { names, wait: terms.result_wait }))
 }
 
-/// The action of a ticket tool, if this tool is one, and the names of the ticket tools. An evicted session
-/// proves by a valid ticket that it was given them.
+/// The action of the called ticket tool, and the names of the ticket tools; `None` if the legacy client
+/// called another tool. A client whose session is not remembered proves by a valid ticket that it has the
+/// ticket tools.
 pub(super) fn legacy_ticket_action(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -102,7 +106,8 @@ pub(super) fn legacy_ticket_action(
     action_by_ticket(shared, tool, ticket)
 }
 
-/// The same for a client whose tools are unknown: a ticket proves them.
+/// The action of the called ticket tool for a client whose tools are unknown: its ticket proves that it has
+/// them.
 fn action_by_ticket(
     shared: &RouteContext,
     tool: &str,
@@ -111,15 +116,15 @@ fn action_by_ticket(
     let holders = &shared.sessions.ticket_holders;
     let wanted = TicketToolNames::possible_action(tool)?;
     let ticket = ticket()?;
-    // A miscopied ticket is not the server's either, unless the server has a tool of that name. If no more
-    // tickets are issued, only valid ones count.
+    // A miscopied ticket is not for the server either, unless the server has a tool of that name. On a route
+    // that issues no tickets any more, only valid tickets count.
     let looks_ours = || shared.route.has_tickets() && is_ticket(&ticket) && !holders.is_used(tool);
     let is_ours = task_of(shared, &ticket).is_some() || looks_ours();
     is_ours.then(|| (wanted, holders.free_names()))
 }
 
-/// The ticket grant of a client of 2026-07-28, if it gets tickets. It has no session that could have been
-/// given the tools, so the operator must have named it.
+/// The ticket grant of a client of 2026-07-28, if the client is eligible for tickets. Without a session the
+/// proxy cannot know whether the client has the ticket tools, so the operator must have named the client.
 pub(super) fn modern_eligibility(shared: &RouteContext, call: &Call, caller: &Caller) -> Option<TicketGrant> {
     let route = &shared.route;
     if !route.has_tickets()
@@ -138,7 +143,8 @@ pub(super) fn modern_eligibility(shared: &RouteContext, call: &Call, caller: &Ca
         .filter(|holding| holding.is_named)
 }
 
-/// The terms and options of a ticket for a call of such a client.
+/// The terms and options of a ticket for a call by a client of 2026-07-28; `None` if the client is not
+/// eligible.
 pub(super) fn modern_ticket_options(
     shared: &RouteContext,
     call: &Call,
@@ -152,7 +158,8 @@ pub(super) fn modern_ticket_options(
     ))
 }
 
-/// The action of a ticket tool for such a client, as in [`legacy_ticket_action`].
+/// The action of the called ticket tool, and the names of the ticket tools; `None` if the client of
+/// 2026-07-28 called another tool. See [`legacy_ticket_action`].
 pub(super) fn modern_ticket_action(
     shared: &RouteContext,
     call: &Call,
@@ -169,8 +176,9 @@ pub(super) fn modern_ticket_action(
     }
 }
 
-/// Edits a page of `tools/list` for a ticket holder; `give` receives the names that are added to the last
-/// page.
+/// Edits a page of `tools/list` for a client with a ticket grant: adds the ticket tools to the last page.
+/// `give` gets their names and returns whether to add them. `None` if the page is unchanged or cannot be
+/// parsed.
 pub(super) fn edit_tool_list(
     shared: &RouteContext,
     answer: &Frame,
@@ -184,7 +192,8 @@ pub(super) fn edit_tool_list(
     with_ticket_tools(answer, names.as_deref(), may_defer)
 }
 
-/// How long one call of this client waits for a result, if the task's own terms are unknown.
+/// How long one call of the result tool waits for the result, by the client's grant, the route, or the
+/// default.
 pub(super) fn result_wait(shared: &RouteContext, holding: Option<TicketGrant>) -> Duration {
     let route = &shared.route;
     holding
@@ -194,7 +203,7 @@ pub(super) fn result_wait(shared: &RouteContext, holding: Option<TicketGrant>) -
         .unwrap_or(WAIT)
 }
 
-/// The task of a valid ticket.
+/// The task that a ticket belongs to; `None` if the ticket is invalid.
 pub(super) fn task_of(shared: &RouteContext, ticket: &str) -> Option<TaskId> {
     shared.keyring.open_ticket(ticket)
 }

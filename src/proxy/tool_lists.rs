@@ -1,7 +1,7 @@
 //! The tool lists of a server, one for each caller, read once and cached until they change.
 //!
-//! A list is read in the background, once for all calls that need it. A call waits for it only for a moment
-//! ([`WAIT_LIMIT`]): without the list its headers are not compared with its parameters.
+//! A list is read in the background, once for all calls that need it. A call waits for the list at most
+//! [`WAIT_LIMIT`]; without the list, the call's headers are not compared with its parameters.
 
 use super::recent_map::RecentMap;
 use crate::{
@@ -37,10 +37,10 @@ const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a call waits for a list, counted from the start of the read.
 const WAIT_LIMIT: Duration = Duration::from_millis(250);
 
-/// How long a list that could not be read completely is not requested again.
+/// How long the proxy waits before it reads a list again that could not be read completely.
 const RETRY_DELAY: Duration = Duration::from_secs(30);
 
-/// The tool lists of one server.
+/// The cached tool lists of one server, one for each caller.
 pub(super) struct ToolListCache {
     entries: RecentMap<ToolListKey, Arc<CachedToolList>>,
 }
@@ -50,39 +50,43 @@ type ToolListKey = (Principal, [u8; 16]);
 
 /// The parameters of a read.
 pub(super) struct ToolListReader<'a> {
+    /// The path of the route, for the log and the metrics.
     pub(super) route: &'a Arc<str>,
     pub(super) upstream: &'a Arc<dyn Upstream>,
     pub(super) clock: &'a Arc<dyn Clock>,
-    /// Ends the read.
+    /// Stops the read when signalled.
     pub(super) closing: &'a DrainWatch,
+    /// The caller as whom the list is read.
     pub(super) caller: &'a Caller,
-    /// Generates request ids.
+    /// Generates the ids of the `tools/list` requests.
     pub(super) next_id: fn() -> u64,
 }
 
 #[derive(Default)]
 struct CachedToolList {
-    /// Read by all calls concurrently.
+    /// The outcome of the last read; `None` before the first. All calls access it concurrently.
     last: ArcSwapOption<ToolListSnapshot>,
-    /// The read in progress, shared by all calls: its start, and the token that is cancelled at its end.
+    /// The read in progress, shared by all calls: its start, and a token that is cancelled at the end of the
+    /// read.
     refresh: Mutex<Option<(Instant, CancellationToken)>>,
 }
 
 /// The outcome of a read.
 struct ToolListSnapshot {
-    /// The list, as far as it could be read.
+    /// The tools' mirrored parameters, as far as the list could be read; `None` if no page could be read.
     catalogue: Option<Arc<ToolParamHeaders>>,
-    /// When to read again, if the read was incomplete.
+    /// When to read again; `None` if the read was complete.
     retry_at: Option<Instant>,
-    /// Changes since then.
+    /// Detects list changes since the read.
     changes: ToolChanges,
 }
 
 /// The pages of a list.
 struct ToolListPages {
-    /// None if no page could be read.
+    /// The tools' mirrored parameters; `None` if no page could be read.
     catalogue: Option<ToolParamHeaders>,
-    /// Whether the end of the list was reached, or a bound that the next read would reach again.
+    /// Whether reading again is useless: the end of the list was reached, or a bound that the next read would
+    /// reach as well.
     is_final: bool,
 }
 
@@ -95,8 +99,8 @@ impl Default for ToolListCache {
 }
 
 impl ToolListCache {
-    /// Passes the cached list to `look`, if [`get`](Self::get) would not have to read. Holds a lock of the
-    /// map: `look` must be short.
+    /// Passes the cached list to `look`, if [`get`](Self::get) would return without a read; `None` otherwise.
+    /// Holds a lock of the map while `look` runs, so `look` must be short.
     pub(super) fn peek<T>(
         &self,
         caller: &Caller,
@@ -107,7 +111,8 @@ impl ToolListCache {
             .with(&key(caller), |entry| entry.fresh(clock, |known| look(known.map(|known| &**known))))?
     }
 
-    /// The list as the caller sees it; `None` if it cannot be read, or not within [`WAIT_LIMIT`].
+    /// The list as the caller sees it: from the cache, or read from the server. `None` if the list cannot be
+    /// read within [`WAIT_LIMIT`].
     pub(super) async fn get(&self, reader: ToolListReader<'_>) -> Option<Arc<ToolParamHeaders>> {
         let entry = self.entries.get_or_insert_with(key(reader.caller), Arc::default);
         if let Some(last) = entry.fresh(&**reader.clock, |known| known.cloned()) {
@@ -116,11 +121,11 @@ impl ToolListCache {
         let (since, done) = entry.refresh(&reader);
         let left = (since + WAIT_LIMIT).saturating_duration_since(reader.clock.now());
         if left.is_zero() {
-            // A timer would take up to a millisecond.
+            // Even a timer that is due at once would take up to a millisecond.
             return None;
         }
         timeout(left, done.cancelled()).await.ok()?;
-        // Used even if it has changed since: the read began after this call arrived.
+        // The list is used even if it has changed during the read: the next call reads it again.
         entry.last.load().as_ref()?.catalogue.clone()
     }
 }
@@ -128,7 +133,7 @@ impl ToolListCache {
 // === impl CachedToolList ===
 
 impl CachedToolList {
-    /// Passes the last list to `look`, unless it is to be read again.
+    /// Passes the last list to `look`, unless the list has changed or is due to be read again; `None` then.
     fn fresh<T>(
         &self,
         clock: &dyn Clock,
@@ -140,8 +145,8 @@ impl CachedToolList {
         is_fresh.then(|| look(last.catalogue.as_ref()))
     }
 
-    /// Reads the list in the background, unless a read is in progress. Returns the start of the read and the
-    /// token of its end.
+    /// Reads the list in the background, unless a read is in progress. Returns the start of the read, and a
+    /// token that is cancelled at its end.
     fn refresh(self: &Arc<Self>, reader: &ToolListReader<'_>) -> (Instant, CancellationToken) {
         let mut refresh = self.refresh.lock();
         if let Some((since, done)) = &*refresh {
@@ -180,6 +185,7 @@ impl Drop for RefreshGuard {
     }
 }
 
+/// Reads the list within [`READ_TIMEOUT`]; keeps the pages that were read by then.
 async fn read_within(
     route: &str,
     upstream: &dyn Upstream,
@@ -187,7 +193,7 @@ async fn read_within(
     caller: &Caller,
     next_id: fn() -> u64,
 ) -> ToolListSnapshot {
-    // Subscribed before the read: a change during the read is seen by the next call.
+    // Subscribed before the read, so that the next call sees a change that happened during the read.
     let changes = upstream.tool_changes(caller.principal);
     let mut pages = ToolListPages { catalogue: None, is_final: false };
     if timeout(READ_TIMEOUT, pages.read(route, upstream, caller, next_id)).await.is_err() {
@@ -208,6 +214,7 @@ async fn read_within(
     }
 }
 
+/// The cache key of a caller.
 fn key(caller: &Caller) -> ToolListKey {
     (caller.principal, caller.credentials.digest())
 }
@@ -217,7 +224,7 @@ fn key(caller: &Caller) -> ToolListKey {
 impl ToolListPages {
     /// Reads page after page. Dropping the future keeps the pages read so far.
     async fn read(&mut self, route: &str, upstream: &dyn Upstream, caller: &Caller, next_id: fn() -> u64) {
-        // Stored as hashes: a cursor may be as long as a message.
+        // Cursors are stored as hashes, because a cursor may be as long as a message.
         let (hashes, mut cursors) = (RandomState::new(), HashSet::new());
         let mut cursor: Option<Bytes> = None;
         for _ in 0..MAX_PAGES {
@@ -253,6 +260,8 @@ impl ToolListPages {
     }
 }
 
+/// Requests one page of `tools/list`, at this raw cursor. Returns its raw result; `None` after a failure,
+/// which is logged.
 async fn page(upstream: &dyn Upstream, caller: &Caller, id: u64, cursor: Option<&Bytes>) -> Option<Bytes> {
     let params = match cursor {
         Some(cursor) => format!(r#"{{"cursor":{}}}"#, String::from_utf8_lossy(cursor)),

@@ -38,7 +38,7 @@ const NOT_FOUND: &str = "Failed to retrieve task: Task not found";
 /// Tasks on one page of `tasks/list`.
 const PAGE_SIZE: usize = 50;
 
-/// Serves one of the requests about tasks.
+/// Serves a request about tasks with this method and request id. `task` is the task id in its params.
 pub(in crate::proxy) async fn serve(
     shared: &Arc<RouteContext>,
     passage: &LegacyRequest,
@@ -62,25 +62,27 @@ pub(in crate::proxy) async fn serve(
     }
 }
 
+/// The response that refuses a request about a task, for the reason `missing`.
 fn not_found(id: &RequestId, missing: TaskRefusal) -> LegacyResponse {
     // Always 200: clients in the field do not show HTTP errors to their users.
     refusal(id, &missing.error(NOT_FOUND))
 }
 
-/// Responds to `tasks/get`, and to `tasks/cancel`.
+/// Responds with the status of the task: to `tasks/get`, and to a successful `tasks/cancel`.
 fn show(shared: &RouteContext, id: &RequestId, record: &Record) -> LegacyResponse {
     let terms = shared.legacy_terms();
     let view = experimental::task_object(record, shared.clock.timestamp(), terms);
     success(id, &view, access_summary(record, terms))
 }
 
-/// The access log is the audit trail of retrievals.
+/// The summary for the access log, which is the audit trail of retrievals: the shown status, and the span of
+/// the task's call.
 fn access_summary(record: &Record, terms: experimental::ViewOptions) -> AccessSummary {
     let shown = Some(experimental::task_status(record, terms.tool_errors));
     AccessSummary { shown, origin: record.trace.clone(), ..AccessSummary::default() }
 }
 
-/// Cancels the task before it responds; a finished task cannot be cancelled.
+/// Responds to `tasks/cancel` once the cancellation is stored. A task that has ended cannot be cancelled.
 async fn cancel(shared: &RouteContext, id: &RequestId, record: &Record) -> LegacyResponse {
     let now = match super::cancel(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await
     {
@@ -97,6 +99,7 @@ async fn cancel(shared: &RouteContext, id: &RequestId, record: &Record) -> Legac
     refusal(id, &ErrorObject::new(code::INVALID_PARAMS, message))
 }
 
+/// Responds to `tasks/list` with one page of the client's tasks.
 async fn list(
     shared: &RouteContext,
     passage: &LegacyRequest,
@@ -105,7 +108,7 @@ async fn list(
 ) -> LegacyResponse {
     let refuse = |code, message: &str| refusal(id, &ErrorObject::new(code, message));
     if !client.is_identifiable() {
-        // `initialize` did not declare it either.
+        // The response to `initialize` did not declare `tasks/list` either.
         return refuse(
             code::METHOD_NOT_FOUND,
             "tasks/list is not served: the client has neither credentials nor a session that distinguishes it",
@@ -124,14 +127,15 @@ async fn list(
     };
     let next = records.last().filter(|_| more).map(|last| encode_cursor(&ListCursor::of(last)));
     let now = shared.clock.timestamp();
-    // An expired task cannot be fetched either; a ticket holder does not know tasks.
+    // Expired tasks cannot be fetched, and a client with tickets does not know tasks.
     let is_shown = |record: &&Arc<Record>| !record.is_expired(now) && record.view != TaskView::Ticket;
     let living = records.iter().filter(is_shown).map(|record| &**record);
     let view = experimental::task_list(living, next.as_deref(), now, shared.legacy_terms());
     success(id, &view, AccessSummary::default())
 }
 
-/// The position after the page that the cursor was given with.
+/// Decodes the `cursor` of `tasks/list`: the position of the last task on the previous page. `None` without a
+/// cursor; an error if the cursor is invalid.
 fn decode_cursor(params: Option<&Payload>) -> Result<Option<ListCursor>, ()> {
     let Some(params) = params else { return Ok(None) };
     let Some(raw) = params.object().ok_or(())?.get("cursor").filter(|raw| raw != "null") else {
@@ -145,12 +149,13 @@ fn decode_cursor(params: Option<&Payload>) -> Result<Option<ListCursor>, ()> {
     Ok(Some(ListCursor { created, id: TaskId::parse(id).ok_or(())? }))
 }
 
+/// Encodes the position of the last task on a page as an opaque cursor.
 fn encode_cursor(place: &ListCursor) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(format!("{} {}", place.created.as_millis(), place.id.as_str()))
 }
 
-/// Responds with the result: at once if the task has ended, otherwise on a stream (2025-11-25, *Tasks, Result
-/// Retrieval*).
+/// Responds to `tasks/result`: at once if the task has ended, otherwise on an event stream once it ends
+/// (2025-11-25, *Tasks, Result Retrieval*).
 async fn result(
     shared: &Arc<RouteContext>,
     passage: &LegacyRequest,
@@ -188,7 +193,7 @@ async fn result(
     stream_response(ResponseBody::Pieces(pieces.boxed()))
 }
 
-/// The response to `tasks/result`, if the task has ended.
+/// The response body to `tasks/result` with its access-log summary; `None` if the task has not ended.
 fn outcome(shared: &RouteContext, id: &RequestId, record: &Record) -> Option<(Bytes, AccessSummary)> {
     let refusal = |error: &ErrorObject| legacy::error_responses(std::slice::from_ref(id), error);
     let (body, outcome) = match experimental::task_outcome(record)? {
@@ -212,7 +217,7 @@ struct TaskResultStream {
     id: RequestId,
     task: TaskId,
     changes: TaskWatcher,
-    /// Messages of the task meanwhile; `None` after the last one.
+    /// Messages of the task's call (SSE events); `None` while the task has no call in this process.
     messages: Option<mpsc::Receiver<Bytes>>,
     keep_alive: Duration,
     /// When to retry the store after a failure.
@@ -223,11 +228,12 @@ struct TaskResultStream {
 // === impl TaskResultStream ===
 
 impl TaskResultStream {
+    /// Waits for the next piece of the stream; `None` after the last one.
     async fn next(&mut self) -> Option<BodyPiece> {
         if self.is_over {
             return None;
         }
-        // Not restarted by each change: a task may change often without sending a message.
+        // Not restarted by each change: the task may change often without a message for the client.
         let silent = self.shared.clock.now() + self.keep_alive;
         loop {
             tokio::select! {
@@ -254,6 +260,7 @@ impl TaskResultStream {
         }
     }
 
+    /// Loads the task after a possible change. Returns the last piece if the task has ended or expired.
     async fn read_result(&mut self) -> Option<BodyPiece> {
         let Ok(found) = self.shared.ledger.load(&self.task).await else {
             self.store_retry_at = Some(self.shared.clock.now() + STORE_RETRY_DELAY);
@@ -286,13 +293,14 @@ impl TaskResultStream {
         Some(last)
     }
 
+    /// The last piece of the stream, with this response.
     fn last(&mut self, body: &[u8], account: AccessSummary) -> BodyPiece {
         self.is_over = true;
         BodyPiece::last(sse::message(body), account)
     }
 }
 
-/// Resolves with the first of the two.
+/// Resolves when the first of the two futures does.
 async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = ()>) {
     tokio::select! {
         _ = one => {}
@@ -300,8 +308,8 @@ async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = ()>
     }
 }
 
-/// Receives a client's response to an input request of its task. The POST is accepted whatever it contains: a
-/// duplicate or late response has no effect.
+/// Receives a client's response to the input request `key` of its task. A duplicate or late response is
+/// accepted (202) and has no effect.
 pub(in crate::proxy) async fn receive_response(
     shared: &RouteContext,
     passage: &LegacyRequest,
@@ -311,7 +319,7 @@ pub(in crate::proxy) async fn receive_response(
 ) -> LegacyResponse {
     let taken = || empty_response(StatusCode::ACCEPTED);
     let Some(frame) = &passage.message else { return taken() };
-    // Copied: slices would keep the whole request in memory.
+    // Copied, because slices would keep the whole request in memory.
     let (id, outcome) = match frame.kind() {
         Kind::Success { id, result } => (Some(id), Ok(Bytes::copy_from_slice(result))),
         Kind::Failure { id, error } => (id.as_ref(), Err(Bytes::copy_from_slice(error))),
@@ -330,14 +338,14 @@ pub(in crate::proxy) async fn receive_response(
         };
     }
     let answers = BTreeMap::from([(key.clone(), outcome.clone())]);
-    // The input request may have been sent under its own id, before there was a task.
+    // The input request may have been relayed with the server's own id before the call became a task.
     let relayed = client.session.zip(id.cloned());
     let lasting = Arc::clone(&shared.state);
     let answered = super::deliver_responses(shared, task, answers, move |_, room| {
         if let Some((session, id)) = relayed {
             lasting.sessions.input_requests.remove(session, &id);
         }
-        // An input request that the record does not hold may still be open.
+        // Sent in any case: an input request that is not in the record may still be open in the call.
         room.send(MailboxMessage::RawResponse(key, outcome));
     });
     match answered.await {
@@ -346,7 +354,8 @@ pub(in crate::proxy) async fn receive_response(
     }
 }
 
-/// The refusal of a response whose input request stays open (2025-11-25, *Sending Messages to the Server*).
+/// The refusal of a client's response, whose input request stays open so that the client can send the
+/// response again (2025-11-25, *Sending Messages to the Server*).
 fn response_refused(refusal: TaskRefusal) -> LegacyResponse {
     let error = refusal.error(NOT_FOUND);
     let (status, outcome) = match refusal {

@@ -20,10 +20,10 @@ use std::collections::BTreeMap;
 /// The error text for a task that does not exist or belongs to another owner.
 const NOT_FOUND: &str = "Task not found";
 
-/// Serves one of the requests about tasks. Every result contains the server info (2026-07-28, *Base Protocol,
-/// `_meta`*).
+/// Serves a `tasks/get`, `tasks/update` or `tasks/cancel` request. Every result contains the server info
+/// (2026-07-28, *Base Protocol, `_meta`*).
 pub(in crate::proxy) async fn serve(shared: &RouteContext, call: &Call, caller: &Caller) -> CallReply {
-    // Checked before the id (tasks extension, *Protocol Errors*).
+    // The declaration is checked before the task id (tasks extension, *Protocol Errors*).
     if !caller.capabilities.declares_tasks() {
         return reply::tasks_required(call);
     }
@@ -41,6 +41,7 @@ pub(in crate::proxy) async fn serve(shared: &RouteContext, call: &Call, caller: 
     reply
 }
 
+/// The reply that refuses a request about a task, for the reason `missing`.
 pub(in crate::proxy) fn refused(call: &Call, missing: TaskRefusal) -> CallReply {
     let error = missing.error(NOT_FOUND);
     match missing {
@@ -66,9 +67,10 @@ fn show(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
     reply
 }
 
-/// Responds to `tasks/update` (tasks extension, *Task Update Requests*) with an acknowledgement. Responses to
-/// unknown or closed input requests are ignored. An invalid response leaves its input request open, and the
-/// error names its key; the valid ones beside it are still forwarded to the server.
+/// Responds to `tasks/update` (tasks extension, *Task Update Requests*) with an acknowledgement. Input
+/// responses to unknown or closed input requests are ignored. An invalid input response leaves its input
+/// request open, and the error names the key; the valid input responses of the same update are still
+/// forwarded to the server.
 async fn update(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
     match receive_responses(shared, call, record).await {
         Ok(()) => acknowledgement(shared, call, record),
@@ -76,10 +78,10 @@ async fn update(shared: &RouteContext, call: &Call, record: &Record) -> CallRepl
     }
 }
 
-/// Receives the input responses of a request about a task.
+/// Checks and stores the input responses in `call`, and forwards them to the server.
 ///
 /// # Errors
-/// The reply that names the responses that were not accepted.
+/// The reply that names the input responses that were not accepted.
 pub(in crate::proxy) async fn receive_responses(
     shared: &RouteContext,
     call: &Call,
@@ -102,7 +104,7 @@ pub(in crate::proxy) async fn receive_responses(
 }
 
 /// Responds to `tasks/cancel` (tasks extension, *Task Cancellation*) with an acknowledgement, also if the
-/// task has ended. The server is notified if it has not.
+/// task has ended. The server is notified if the task has not ended.
 async fn cancel(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
     match super::cancel(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await {
         Ok(_) => acknowledgement(shared, call, record),
@@ -110,6 +112,7 @@ async fn cancel(shared: &RouteContext, call: &Call, record: &Record) -> CallRepl
     }
 }
 
+/// The empty result that acknowledges a request about this task.
 fn acknowledgement(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
     let about = server_info_meta(&shared.server_info_of(record));
     let result = [br#"{"resultType":"complete","_meta":"#, &*about, b"}"].concat();
@@ -119,9 +122,9 @@ fn acknowledgement(shared: &RouteContext, call: &Call, record: &Record) -> CallR
 /// The checked input responses of a `tasks/update`.
 #[derive(Default)]
 struct CheckedResponses {
-    /// The responses in the form for the server, without those to unknown input requests.
+    /// The valid responses by key, in the form for the server; without those to unknown input requests.
     answers: BTreeMap<String, Bytes>,
-    /// The error that names the invalid responses.
+    /// The error that names the invalid responses; `None` if there are none.
     invalid: Option<ErrorObject>,
 }
 
@@ -144,7 +147,7 @@ fn check_responses(call: &Call, record: &Record) -> Result<CheckedResponses, Err
             continue;
         };
         match elicit::check_input_response(&question, answer) {
-            // Copied: a slice would keep the whole request in memory.
+            // Copied, because a slice would keep the whole request in memory.
             Ok(answer) => {
                 checked.answers.insert(key.to_owned(), Bytes::copy_from_slice(&answer));
             }

@@ -1,7 +1,7 @@
-//! Responses to requests about tasks, a file for each view of them.
+//! Responses to requests about tasks; one file for each view of tasks (2025-11-25, the extension, tickets).
 //!
-//! This file holds what the views share: task look-up by owner, cancellation, and delivery of input
-//! responses. Each change of a task runs to its end with everything that follows from it
+//! This file contains the parts that the views share: task look-up by owner, cancellation, and delivery of
+//! input responses. Each change of a task runs to its end with all actions that follow from the change
 //! ([`TaskLedger::run_to_end`]): a client that disconnects right after its request must not leave a record
 //! and a server in different states.
 
@@ -27,31 +27,32 @@ use bytes::Bytes;
 use std::{collections::BTreeMap, sync::Arc};
 use tokio::sync::mpsc;
 
-/// The limit on look-ups.
+/// The configuration key of the limit on task requests.
 pub(super) const POLLS_PER_SECOND: &str = "limits.polls_per_second";
 
-/// Messages that wait for a client that waits for a result.
+/// Messages of a call that are buffered for a client that waits for the result.
 const MESSAGE_BUFFER: usize = 64;
 
 /// The reason why a request about a task is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TaskRefusal {
-    /// The caller has reached this rate limit.
+    /// The caller has reached the rate limit with this configuration key.
     TooMany(&'static str),
     /// The task does not exist, or belongs to another owner.
     Unknown,
     /// The maximum number of requests or input responses already waits for the call of the task.
     Busy,
-    /// The store is full; the name of the limit.
+    /// The store is full; with the configuration key of the limit.
     StoreFull(&'static str),
     /// The store does not respond.
     StoreFailed,
 }
 
-/// Loads a task of this owner.
+/// Loads a task of this owner for a request with this method. Counts as a poll of the principal.
 ///
 /// # Errors
-/// [`TaskRefusal`]: the same for a missing task and for another owner's.
+/// [`TaskRefusal`]: the same for a missing task and for a task of another owner, so that ids cannot be
+/// probed.
 pub(super) async fn look_up(
     shared: &RouteContext,
     method: &Method,
@@ -66,7 +67,7 @@ pub(super) async fn look_up(
     };
     let reason = match found {
         Some(record) if !owner.can_access(&record) => "foreign",
-        // A ticket holder does not know tasks, and a task client does not know tickets.
+        // Clients with tickets fetch results with a tool call, clients with tasks by `tasks/*`.
         Some(record) if (record.view == TaskView::Ticket) != (*method == Method::ToolsCall) => {
             "of another view"
         }
@@ -77,7 +78,8 @@ pub(super) async fn look_up(
     Err(record_miss(shared, method.as_str(), principal, reason))
 }
 
-/// Records a look-up of an unknown task, with the reason. Each one counts against the limit on misses.
+/// Logs a look-up of an unknown task with the reason, and counts it against the principal's limit on misses.
+/// Returns the refusal.
 fn record_miss(shared: &RouteContext, method: &str, principal: Principal, reason: &str) -> TaskRefusal {
     TaskLookupFailed { method, principal: &principal, reason }.emit();
     match shared.ledger.limits.load().try_miss(principal) {
@@ -86,6 +88,8 @@ fn record_miss(shared: &RouteContext, method: &str, principal: Principal, reason
     }
 }
 
+/// Counts a task request of the principal.
+///
 /// # Errors
 /// [`TaskRefusal::TooMany`] if the principal has reached the limit on polls.
 fn check_poll_limit(shared: &RouteContext, principal: Principal) -> Result<(), TaskRefusal> {
@@ -95,8 +99,9 @@ fn check_poll_limit(shared: &RouteContext, principal: Principal) -> Result<(), T
     }
 }
 
-/// Attaches a request that waits for the result to the call of its task, for what that has to say meanwhile. `Missing` where
-/// the call is not held here: it ended in this moment, or is yet to be resumed, which those who wait are told of.
+/// Attaches a request that waits for the result to the call of its task. Returns the channel for messages of
+/// the call (SSE events); `None` if the call does not run in this process, because it has just ended or is
+/// yet to be resumed. Waiting requests are notified when it is resumed.
 ///
 /// # Errors
 /// [`MailboxFull`].
@@ -109,7 +114,8 @@ fn attach(
     Ok(shared.call_registry.attach(id, LocalRequest::ResultWaiter(tell, askable))?.then_some(told))
 }
 
-/// Cancels a task and its call. Returns the changed record; `None` if the task had ended or no longer exists.
+/// Cancels a task and its call; `by` says who requested this. Returns the changed record; `None` if the task
+/// had ended or no longer exists.
 ///
 /// # Errors
 /// [`StoreError`]: a cancellation that is not stored is not acknowledged, and the server is not notified. The
@@ -129,7 +135,7 @@ pub(super) async fn cancel(
         });
         let UpdateOutcome::Applied { after, effects, .. } = updated? else { return Ok(None) };
         if effects.contains(&TaskEffect::CancelUpstream) {
-            // The call is unknown only if it ended in this moment.
+            // The registry does not have the call only if the call has just ended.
             switchboard.cancel(&id, CancelTarget::Task);
         }
         if by == Canceller::Operator {
@@ -147,8 +153,8 @@ pub(super) async fn cancel(
     ledger.run_to_end(cancelled).await
 }
 
-/// Stores responses to input requests of a task, and then runs `deliver` with those that were outstanding and
-/// a permit for the mailbox of the call.
+/// Stores responses to input requests of a task by key, and then runs `deliver` with those responses whose
+/// requests were outstanding, and with a permit for the mailbox of the call.
 ///
 /// Responses are stored where another process may have to deliver them. If the store has no space for them,
 /// they are delivered without being stored: a quota must not block a call.
@@ -161,7 +167,7 @@ async fn deliver_responses(
     answers: BTreeMap<String, InputAnswer>,
     deliver: impl FnOnce(Vec<(String, InputAnswer)>, MailboxPermit) + Send + 'static,
 ) -> Result<(), TaskRefusal> {
-    // Reserved before anything is stored: what is stored can be delivered.
+    // Reserved before the responses are stored, so that stored responses can be delivered.
     let room = shared.call_registry.reserve(id).map_err(|_| TaskRefusal::Busy)?;
     let (ledger, id) = (Arc::clone(&shared.ledger), id.clone());
     let answered = async move {
@@ -191,7 +197,7 @@ async fn deliver_responses(
 // === impl TaskRefusal ===
 
 impl TaskRefusal {
-    /// The error for the caller; `unknown` is the text of its view for a missing task.
+    /// The JSON-RPC error for the caller; `unknown` is the error text for a missing task.
     pub(super) fn error(self, unknown: &str) -> ErrorObject {
         match self {
             Self::TooMany(limit) => reply::too_many(limit),

@@ -1,7 +1,7 @@
-//! The tools that take tickets: `deferral_result`, `deferral_cancel`.
+//! Serves the ticket tools `deferral_result` and `deferral_cancel`.
 //!
-//! To the client they are tools, so every response is a tool result, and an invalid ticket is explained to
-//! the model: clients do not show it JSON-RPC errors.
+//! Every response is a tool result. An invalid ticket is explained in the text of the result, because clients
+//! do not show JSON-RPC errors to the model.
 
 use super::TaskRefusal;
 use crate::{
@@ -28,66 +28,73 @@ use std::{
 };
 use tokio::{sync::mpsc, time::sleep_until};
 
-/// Serves a call of one of the tools.
+/// The answer to a call of a ticket tool.
 pub(in crate::proxy) enum TicketToolAnswer {
-    /// A result of the proxy, and its summary in the access log.
+    /// A tool result of the proxy, and the summary for the access log.
     Result(Value, AccessSummary),
-    /// The same, about this task.
+    /// A tool result of the proxy about this task, and the summary for the access log.
     CallResult(Arc<Record>, Value, AccessSummary),
-    /// The client waits for the result.
+    /// The client has to wait for the result of the deferred call.
     Pending(Box<ResultWatch>),
 }
 
 /// A caller that presents a ticket.
 pub(in crate::proxy) struct TicketCaller<'a> {
+    /// The owner of the tasks that the caller may fetch.
     pub(in crate::proxy) owner: TaskPrincipal,
     pub(in crate::proxy) principal: Principal,
+    /// The names under which the caller has the ticket tools.
     pub(in crate::proxy) names: &'a Arc<TicketToolNames>,
-    /// How long the call waits for the result.
+    /// How long the call of the result tool waits for the result.
     pub(in crate::proxy) wait: Duration,
-    /// Whether the caller can receive messages of the call meanwhile.
+    /// Whether the caller can receive messages of the deferred call while it waits.
     pub(in crate::proxy) accepts_messages: bool,
-    /// What it can be asked, as far as is known.
+    /// The input requests that the caller can receive.
     pub(in crate::proxy) askable: Askable,
 }
 
-/// The wait of a client for the result of its call.
+/// A client's wait for the result of its deferred call, by a call of the result tool.
 pub(in crate::proxy) struct ResultWatch {
     shared: Arc<RouteContext>,
+    /// The options for a new ticket, if the wait ends without a result.
     pub(in crate::proxy) ticketing: TicketOptions,
     task: TaskId,
     changes: TaskWatcher,
-    /// Whether the caller can receive messages of the call meanwhile.
+    /// Whether the client can receive messages of the deferred call while it waits.
     hears: bool,
+    /// The input requests that the client can receive.
     askable: Askable,
-    /// What the call has to say meanwhile: events, as they stand on a stream. `Missing` while it is not held here.
+    /// Messages of the deferred call (SSE events); `None` while the call does not run in this process.
     messages: Option<mpsc::Receiver<Bytes>>,
+    /// When the wait ends.
     until: Instant,
     /// The last progress message that was sent.
     last_progress: Option<String>,
-    /// When to retry the store after a failure.
+    /// When to load the record again, after a failure of the store or at once.
     store_retry_at: Option<Instant>,
+    /// The record as last loaded.
     last: Arc<Record>,
 }
 
-/// The next event of an awaited call.
+/// The next event while a client waits for the result of a deferred call.
 pub(in crate::proxy) enum WatchEvent {
-    /// A message of the call: an SSE event.
+    /// A message of the call for the client: an SSE event.
     Message(Bytes),
-    /// A new progress message.
+    /// The call has a new progress message.
     Progress(String),
     /// The call has open input requests.
     InputRequired(Arc<Record>),
-    /// The call has ended; the result counts as fetched once its client has it.
+    /// The call has ended; the result counts as fetched once the commit is confirmed.
     Ended(Arc<Record>, DeliveryCommit),
-    /// The call still runs, and the wait is over.
+    /// The wait is over, and the call still runs.
     StillRunning(Arc<Record>),
     /// The retention of the result is over.
     Expired,
+    /// The proxy shuts down, and its tasks are lost.
     Closing,
 }
 
-/// Serves a call of one of the tools.
+/// Serves a call of a ticket tool with these params.
 pub(in crate::proxy) async fn call_ticket_tool(
     shared: &Arc<RouteContext>,
     holder: TicketCaller<'_>,
@@ -105,7 +112,7 @@ pub(in crate::proxy) async fn call_ticket_tool(
             AccessSummary::of(RequestOutcome::Refused),
         );
     };
-    // An invalid ticket is looked up as well, so that it counts as a miss.
+    // The look-up is made for an invalid ticket as well, so that it counts as a miss.
     let task = tickets::task_of(shared, &ticket);
     let named = task.as_ref().map(TaskId::as_str);
     let found = super::look_up(shared, &Method::ToolsCall, named, &holder.owner, holder.principal).await;
@@ -122,6 +129,7 @@ pub(in crate::proxy) async fn call_ticket_tool(
     }
 }
 
+/// Answers a call of the cancel tool.
 async fn cancel(shared: &RouteContext, record: &Arc<Record>, names: &TicketToolNames) -> TicketToolAnswer {
     let respond = |result, status| {
         let origin = record.trace.clone();
@@ -141,7 +149,8 @@ async fn cancel(shared: &RouteContext, record: &Arc<Record>, names: &TicketToolN
     }
 }
 
-/// The result that explains to the model whether the ticket is invalid or the proxy is busy.
+/// The tool result that explains to the model why the ticket cannot be used: it is invalid, or the proxy is
+/// busy.
 fn refused(why: TaskRefusal) -> TicketToolAnswer {
     let outcome = match why {
         TaskRefusal::Unknown => {
@@ -160,7 +169,7 @@ fn refused(why: TaskRefusal) -> TicketToolAnswer {
 // === impl ResultWatch ===
 
 impl ResultWatch {
-    /// `None` if the maximum number of requests already waits for the task.
+    /// Starts to wait. `None` if the maximum number of requests already waits for the task.
     fn begin(shared: &Arc<RouteContext>, holder: &TicketCaller<'_>, record: Arc<Record>) -> Option<Self> {
         // Watch first, then load the record: no change is missed in between.
         let askable = holder.askable.clone();
@@ -178,7 +187,7 @@ impl ResultWatch {
             hears: holder.accepts_messages,
             askable,
             last_progress: record.message.clone(),
-            // Load the record first.
+            // The record is loaded first, because it may have changed since the look-up.
             store_retry_at: Some(shared.clock.now()),
             last: record,
             shared: Arc::clone(shared),
@@ -246,8 +255,9 @@ impl ResultWatch {
         Some(WatchEvent::Progress(message))
     }
 
-    /// What the call asks and this client can be asked. The rest is left to others that wait; where none of them can be
-    /// asked it either, the call is told so.
+    /// Returns the open input requests of the task, with their keys, that this client can receive. The others
+    /// are left to other waiting clients. An input request that no waiting client can receive is reported to
+    /// the call, which refuses it.
     pub(in crate::proxy) fn requests(&mut self, record: &Record) -> Vec<(String, InputRequest)> {
         let TaskState::InputRequired { outstanding } = &record.state else { return Vec::new() };
         let request =
@@ -264,29 +274,31 @@ impl ResultWatch {
         own
     }
 
-    /// The client is sent these input requests, and its answers are awaited: nobody who waits meanwhile refuses them.
+    /// Reports to the call that these input requests are being sent to this client, whose retry is awaited,
+    /// so that they are not refused when no other waiting client can receive them.
     pub(in crate::proxy) fn sends(&self, record: &Record, requests: &[(String, InputRequest)]) {
         let keys = requests.iter().map(|(key, _)| key.clone()).collect();
-        // A call that takes no more has enough to do; they may be refused then.
+        // If the mailbox of the call is full, the input requests may be refused.
         let _ = self.send(record, MailboxMessage::Sent(keys));
     }
 
+    /// Sends a message to the task's call, if the call runs in this process.
     fn send(&self, record: &Record, mail: MailboxMessage) -> Result<(), MailboxFull> {
         self.shared.call_registry.reserve(&record.id).map(|room| room.send(mail))
     }
 
-    /// The result that reports that the call still runs.
+    /// The tool result for a call that still runs: the ticket, and the text for the model.
     pub(in crate::proxy) fn running_result(&self, record: &Record) -> Value {
         self.ticketing.running(&self.shared, record)
     }
 
-    /// The record as it was last loaded.
+    /// The task record as last loaded.
     pub(in crate::proxy) fn record(&self) -> &Record {
         &self.last
     }
 }
 
-/// Resolves when the record may have changed, or when the store is to be retried.
+/// Resolves when the record may have changed, or at the time `again` of the next attempt to load it.
 async fn record_changed(changes: &TaskWatcher, again: Option<Instant>) {
     tokio::select! {
         _ = changes.changed() => {}

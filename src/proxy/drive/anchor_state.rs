@@ -1,8 +1,8 @@
-//! The anchor of a task's call, kept up to date for the next process, and the release of the call to that
-//! process.
+//! Writes the anchor of a task's call, from which the next process can resume the call, and releases the call
+//! to that process at shutdown.
 //!
-//! Anchors exist only where the store outlives the process and the server sends event ids: otherwise the next
-//! process could not resume the stream.
+//! A call has an anchor only if the store outlives the process and the server sends event ids: otherwise the
+//! next process could not resume the stream.
 
 use super::{CallDriver, CallForm, DetachedState, record_writes::WriteFollowUp};
 use crate::{
@@ -24,41 +24,45 @@ use std::{
 };
 use tokio::time::{sleep, timeout};
 
-/// The resume position of a call, and the state of its writes.
+/// The resume position of a call, and the state of its writes to the store.
 pub(super) struct AnchorState {
+    /// The latest resume position.
     call: Box<upstream::CallAnchor>,
-    /// When the anchor is due to be written; `None` if it is written.
+    /// When the anchor is due to be written; `None` if the stored anchor is up to date.
     due: Option<Instant>,
+    /// The earliest time of the next write.
     not_before: Instant,
     /// The value of `OpenRequests::changes` at the last write.
     changes: u32,
-    /// The call can be resumed from the last written anchor.
+    /// Whether an anchor is stored from which the call can be resumed.
     is_stored: bool,
     /// Responses that the server may not have received: when they were sent, the server's id of the input
     /// request, and the key.
     answered: Vec<(Instant, RequestId, String)>,
-    /// Keys of input requests that the server has cancelled, where the store has not recorded that.
+    /// Keys of input requests that the server has cancelled and that could not be removed from the record.
     withdrawn: Vec<String>,
-    /// The fate of a recovered call, until it is known.
+    /// For a recovered call whose fate is not known yet: records the fate in the log's report.
     fate: Option<OrphanFate>,
 }
 
-/// The shortest time between two writes, except for input requests: each is a store write. Only progress
-/// notifications can be repeated because of the delay.
+/// The shortest time between two writes of an anchor, each of which is a write of the store. Changed input
+/// requests are written without this delay, so that only progress notifications can be repeated after a
+/// restart.
 const WRITE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long the queued changes of a released call may take, twice. Less than the remaining time of the
-/// process.
+/// How long the release of a call waits for queued changes of its record; it waits twice. Less than the time
+/// that remains for the process after the drain time.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(750);
 
-/// How long a response may be in flight. Within this time an event of the server may precede the response, or
-/// repeat what it sent before the call was resumed.
+/// How long a response to the server may be in flight. An event of the server within this time does not prove
+/// that the server has received the response: the event may have been sent before, or be repeated after a
+/// resumption.
 const DELIVERY_WINDOW: Duration = Duration::from_secs(5);
 
 // === impl CallDriver ===
 
 impl CallDriver {
-    /// Updates the position from which the call can be resumed.
+    /// Updates the position from which the call can be resumed, and schedules its write.
     pub(super) fn set_resume_point(&mut self, call: Box<upstream::CallAnchor>) {
         let now = self.shared.clock.now();
         let held = self.detached();
@@ -66,7 +70,7 @@ impl CallDriver {
             return;
         }
         if held.writes.has_input_request() {
-            // An anchor after an input request that is not in the record would lose the request.
+            // A resume position after an input request that is not in the record yet would lose the request.
             held.resume_point = Some(call);
             return;
         }
@@ -83,12 +87,12 @@ impl CallDriver {
             }));
             return;
         };
-        // The server continues the call: it was resumed.
+        // An event of the server proves that a recovered call was resumed.
         anchored.fate.take().into_iter().for_each(OrphanFate::record_resumed);
         anchored.call = call;
         anchored.due = Some(anchored.not_before);
-        // The server has continued after these responses. A duplicate response is harmless; a missing one
-        // would block the call.
+        // The server has sent an event long after these responses, and so has received them. When in doubt a
+        // response stays stored: a duplicate is harmless, and a missing one would block the call.
         let has_arrived = |sent: Instant| now.saturating_duration_since(sent) >= DELIVERY_WINDOW;
         let arrived = anchored.answered.iter().filter(|(sent, ..)| has_arrived(*sent));
         let keys: Vec<_> = arrived.map(|(_, _, key)| key.clone()).collect();
@@ -97,17 +101,18 @@ impl CallDriver {
         }
     }
 
-    /// Records that a response was sent to the server.
+    /// Records that a response to the input request `key` was sent to the server; `id` is the server's
+    /// request id.
     pub(super) fn record_sent_response(&mut self, id: Option<RequestId>, key: String) {
         let now = self.shared.clock.now();
         match (&mut self.detached().anchor, id) {
             (Some(anchored), Some(id)) => anchored.answered.push((now, id, key)),
-            // No other process will have to deliver it.
+            // Without an anchor no other process can deliver the response again.
             _ => self.write_delivered(vec![key]),
         }
     }
 
-    /// Removes a cancelled input request from the task record.
+    /// Queues the removal of a cancelled input request from the task record.
     pub(super) fn write_withdrawal(&mut self, key: String) {
         let event = task::TaskEvent::InputWithdrawn { key: key.clone() };
         self.queue_write(event, WriteFollowUp::Withdrawn { key });
@@ -121,6 +126,7 @@ impl CallDriver {
         }
     }
 
+    /// Queues the removal of responses that the server has received from the task record.
     pub(super) fn write_delivered(&mut self, keys: Vec<String>) {
         if !keys.is_empty() && self.shared.ledger.outlives() {
             let event = task::TaskEvent::InputDelivered { keys: keys.clone() };
@@ -128,15 +134,15 @@ impl CallDriver {
         }
     }
 
-    /// Whether input requests were opened or closed since the last write: the next process needs the server's
-    /// ids of open requests.
+    /// Whether input requests were recorded or closed since the last write of the anchor, which contains the
+    /// server's ids of open input requests.
     pub(super) fn has_new_questions(&self) -> bool {
         let Some(held) = &self.detached else { return false };
         let is_new = |anchored: &AnchorState| anchored.changes != held.open_requests.changes;
         held.anchor.as_deref().is_some_and(is_new) && !held.writes.has_anchor()
     }
 
-    /// Queues a write of the anchor, if there is one.
+    /// Queues a write of the anchor, if the call has one.
     pub(super) fn write_anchor(&mut self) {
         let Some(anchor) = self.anchor() else { return };
         let ledger = Arc::clone(&self.shared.ledger);
@@ -149,13 +155,14 @@ impl CallDriver {
         held.writes.push(WriteFollowUp::Anchor { has_event }, Box::pin(anchor));
     }
 
-    /// Handles the result of a write.
+    /// Handles the result of a write of the anchor: `has_event` is whether the call can be resumed from the
+    /// anchor, `is_kept` whether the write succeeded.
     pub(super) fn handle_anchor_written(&mut self, has_event: bool, is_kept: bool) {
         let now = self.shared.clock.now();
         if let Some(anchored) = &mut self.detached().anchor {
             anchored.not_before = now + if is_kept { WRITE_INTERVAL } else { STORE_RETRY_DELAY };
             anchored.due = match is_kept {
-                // The call may have moved on meanwhile.
+                // The resume position may have changed during the write.
                 true => anchored.due.map(|due| due.max(anchored.not_before)),
                 false => Some(anchored.not_before),
             };
@@ -163,8 +170,8 @@ impl CallDriver {
         }
     }
 
-    /// Removes the anchor of a cancelled call after its end. The cancellation has reached the server by now;
-    /// otherwise the next process would send it again.
+    /// Removes the stored anchor of a cancelled call after its end, because otherwise the next process would
+    /// send the cancellation again. Waits a moment first, so that the cancellation reaches the server.
     pub(super) async fn release_anchor(&mut self) {
         let shared = self.shared.clone();
         let id = self.id().clone();
@@ -173,16 +180,17 @@ impl CallDriver {
         if self.detached().anchor.is_none() || !is_cancelled() {
             return;
         }
-        // The call has ended.
+        // The call has ended, so the task needs no lease.
         self.detached().lease = None;
         tokio::select! {
             () = sleep(WRITE_INTERVAL) => {}
             () = shared.overdue.stopped() => {}
         }
-        // On failure the next process notifies the server again.
+        // If the removal fails, the next process sends the cancellation again.
         let _ = shared.ledger.remove_anchor(&id).await;
     }
 
+    /// The anchor to write; `None` if the call cannot be resumed.
     fn anchor(&self) -> Option<TaskAnchor> {
         let held = self.detached.as_ref()?;
         let anchored = held.anchor.as_ref()?;
@@ -212,7 +220,7 @@ impl CallDriver {
         })
     }
 
-    /// Reports the fate of a recovered call that ended without any event of its server.
+    /// Records the fate of a recovered call that ended before any event of its server.
     pub(super) fn record_fate(&mut self) {
         let anchored = self.detached.as_mut().and_then(|held| held.anchor.as_mut());
         if let Some(fate) = anchored.and_then(|anchored| anchored.fate.take())
@@ -228,10 +236,10 @@ impl CallDriver {
             && self.detached.as_ref().is_some_and(|held| held.anchor.is_some())
     }
 
-    /// Leaves the call to the next process at the end of the shutdown time, or ends it.
+    /// Leaves the call to the next process at the end of the drain time, or ends the call if that is
+    /// impossible.
     pub(super) async fn release_or_end(&mut self) {
-        // Changes by the client before the deadline take effect: it may have cancelled the task, or sent
-        // responses.
+        // Changes by the client before the deadline still take effect: a cancellation, or input responses.
         self.flush_for_release().await;
         self.write_anchor();
         self.flush_for_release().await;
@@ -243,8 +251,9 @@ impl CallDriver {
         }
     }
 
-    /// Waits for queued changes, but not for a store that does not respond: its last state allows a
-    /// resumption. Then handles messages in the call's mailbox.
+    /// Waits for the queued changes of the record, then handles the messages in the call's mailbox. Does not
+    /// wait longer than [`RELEASE_TIMEOUT`]: if the store does not respond, the call is resumed from the last
+    /// stored state.
     async fn flush_for_release(&mut self) {
         let writes = async {
             while !self.detached().writes.is_empty() {
@@ -261,9 +270,8 @@ impl CallDriver {
         }
     }
 
-    /// Leaves the call to the next process if that can resume it: the call continues at its server, and its
-    /// input requests stay open. If the store fails now, the call is resumed from the last written anchor;
-    /// cancelling it would leave a working task without a call.
+    /// Leaves the call to the next process: the call continues at its server, and its input requests stay
+    /// open. Returns false if no anchor is stored from which the call can be resumed.
     fn release(&mut self) -> bool {
         if !self.detached().anchor.as_deref().is_some_and(|anchored| anchored.is_stored) {
             return false;
@@ -276,7 +284,7 @@ impl CallDriver {
         self.span.record_release();
         self.exchange.handle_released();
         self.shared.ledger.count_released();
-        // The anchor belongs to the next process, which also forwards later cancellations.
+        // From now on the anchor belongs to the next process, which also sends later cancellations.
         self.detached().anchor = None;
         true
     }
@@ -285,7 +293,8 @@ impl CallDriver {
 // === impl DetachedState ===
 
 impl DetachedState {
-    /// Restores the position at which the former process left the call.
+    /// Restores the resume position at which the former process left the call, and the responses that were
+    /// sent to the server again.
     pub(super) fn restore_anchor(
         &mut self,
         call: upstream::CallAnchor,
@@ -314,11 +323,12 @@ impl DetachedState {
 // === impl AnchorState ===
 
 impl AnchorState {
-    /// Removes responses that the record no longer holds.
+    /// Forgets the responses with these keys, which the record no longer contains.
     pub(super) fn remove_delivered(&mut self, keys: &[String]) {
         self.answered.retain(|(_, _, key)| !keys.contains(key));
     }
 
+    /// When the anchor is due to be written; `None` if the stored anchor is up to date.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
@@ -327,7 +337,7 @@ impl AnchorState {
 // === impl CallForm ===
 
 impl CallForm {
-    /// Signals the state of the call to the upstream.
+    /// The handle that signals to the upstream that the call is a task; `None` if the call cannot become one.
     pub(super) fn deferral(&self) -> Option<&Deferral> {
         match self {
             Self::Canonical(canonical) => canonical.deferral.as_ref(),

@@ -36,13 +36,15 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// The state of such a call.
+/// The state of a driven call whose messages are in the form of 2026-07-28.
 pub(super) struct CanonicalForm {
-    /// Without its bytes once the call is detached: they have been sent.
+    /// The client's request. Its bytes are dropped once the call is detached, because they have been sent.
     pub(super) call: Arc<Call>,
     pub(super) caller: Arc<Caller>,
+    /// The description of the server, once it is known.
     pub(super) server: ServerCell,
-    /// Binds a retry to this request of this caller; set once the call is detached.
+    /// The binding of the call's `requestState`, so that only retries of this request by this caller are
+    /// accepted; set once the call is detached.
     pub(super) binding: Option<RequestBinding>,
     /// The capability that an input request required and the client lacks, if any.
     pub(super) refused: Option<Box<Value>>,
@@ -50,14 +52,15 @@ pub(super) struct CanonicalForm {
     pub(super) supplied: InputResponses,
     /// Signals to the upstream that the call has become a task.
     pub(super) deferral: Option<Deferral>,
-    /// How the client gets a ticket, if it gets one.
+    /// The options of the client's ticket; `None` if the client gets a task handle instead.
     pub(super) ticketing: Option<Box<TicketOptions>>,
-    /// The latest progress message, for the ticket.
+    /// The latest progress message, which the ticket's text contains.
     pub(super) progress: Option<Box<str>>,
+    /// When the proxy began to serve the client's request.
     pub(super) began: Instant,
 }
 
-/// The description of the call's server, once it is known.
+/// The description of the call's server, set once it is known. Clones share it.
 #[derive(Clone, Default)]
 pub(super) struct ServerCell(Arc<OnceLock<Arc<UpstreamDescription>>>);
 
@@ -72,8 +75,9 @@ impl CanonicalForm {
         self.caller = Arc::new(Caller::clone(&self.caller));
     }
 
-    /// An input request of a call that is polled in place: the call is detached for it, unless the client has
-    /// no capability for any.
+    /// Returns the reason to detach a call that is polled in place, when its server sends an input request.
+    /// `None` if the request is refused, because the client has no capability for input requests. `route` is
+    /// for the log.
     pub(super) fn detach_reason(&mut self, route: &str, event: UpstreamEvent) -> Option<DetachReason> {
         match event {
             UpstreamEvent::ServerRequest(question)
@@ -86,8 +90,9 @@ impl CanonicalForm {
         }
     }
 
-    /// The input request, if the client has the capability for it. Otherwise it is refused, and the missing
-    /// capability is stored: a later failure of the call is attributed to it.
+    /// Returns the input request if the client has the capability for it. Otherwise refuses the request and
+    /// remembers the missing capability, because a later failure of the call is attributed to it. `route` is
+    /// for the log.
     pub(super) fn accept_request(
         &mut self,
         route: &str,
@@ -102,7 +107,8 @@ impl CanonicalForm {
         None
     }
 
-    /// The end of a call whose client lacks a required capability for these input requests.
+    /// The end of the call if its client lacks a capability that these input requests require; `None`
+    /// otherwise.
     pub(super) fn end_if_undeclared<'a>(
         &self,
         asked: impl Iterator<Item = &'a InputRequest>,
@@ -111,6 +117,7 @@ impl CanonicalForm {
         Some(CallEnd::Refused(elicit::input_refused_error(&missing), RequestOutcome::Refused))
     }
 
+    /// The record of the task that the call becomes at the time `now`.
     pub(super) fn record(
         &self,
         id: TaskId,
@@ -129,7 +136,7 @@ impl CanonicalForm {
         }
     }
 
-    /// Stores the latest progress message, for the ticket.
+    /// Remembers the message of a progress notification, if the client gets a ticket.
     pub(super) fn note_progress(&mut self, frame: &Frame) {
         if self.ticketing.is_some()
             && let Some(progress) = status_message::of_progress(frame)
@@ -143,7 +150,7 @@ impl CanonicalForm {
         if self.ticketing.is_some() { TaskView::Ticket } else { TaskView::Extension }
     }
 
-    /// The reply to `call`, which is this call or a retry of it.
+    /// The reply with the end of the call to the request `call`, which made this call or is a retry.
     pub(super) fn reply(&self, shared: &RouteContext, call: &Call, end: CallEnd) -> CallReply {
         let (server, binding) = (self.server.description(), || self.binding(shared));
         if is_refused_as_unknown(&call.method, &end) && !shared.declares(&call.method, &server) {
@@ -161,11 +168,13 @@ impl CanonicalForm {
         reply
     }
 
+    /// The binding of the call's `requestState`; computed unless it is known.
     fn binding(&self, shared: &RouteContext) -> RequestBinding {
         self.binding.unwrap_or_else(|| input_requests::binding(shared, &self.caller, &self.call))
     }
 
-    /// The `input_required` result with these input requests.
+    /// The `input_required` result with these input requests. `id` names the parked call in its
+    /// `requestState`.
     pub(super) fn input_required<'a>(
         &self,
         shared: &RouteContext,
@@ -186,7 +195,8 @@ impl CanonicalForm {
         elicit::input_required_result(questions, &sealed, &self.server.description().server_info)
     }
 
-    /// Signals that the call has become a task. Returns the result for its client.
+    /// Signals to the upstream that the call has become a task. Returns the result with the task's handle or
+    /// ticket.
     pub(super) fn create_result(&mut self, shared: &RouteContext, record: &Record) -> Vec<u8> {
         if let Some(deferral) = &self.deferral {
             shared.upstream.mark_deferred(&CallerIdentity::of(&self.caller), deferral);
@@ -194,9 +204,9 @@ impl CanonicalForm {
         self.handle_result(shared, record)
     }
 
-    /// The result that hands the task to its client.
+    /// The result with the task's handle, or with the ticket.
     pub(super) fn handle_result(&self, shared: &RouteContext, record: &Record) -> Vec<u8> {
-        // The task may have been made before its session was open; another session may have described the
+        // The call may have become a task before its session was open: another session may have described the
         // server.
         let server = if self.server.is_known() { self.server.description() } else { shared.server() };
         match &self.ticketing {
@@ -207,7 +217,7 @@ impl CanonicalForm {
         }
     }
 
-    /// The event that ends the task.
+    /// The event that ends the task with the end of its call.
     pub(super) fn end_event(&self, shared: &RouteContext, end: CallEnd) -> task::TaskEvent {
         let refused = self.refused.as_deref();
         match reply::verdict(&self.call, &shared.route, end, refused) {
@@ -219,7 +229,8 @@ impl CanonicalForm {
     }
 }
 
-/// The event for a result of this size: a failure if it is too large.
+/// The event that ends a task with a result of `size` bytes: a failure if the size exceeds `limit`. `result`
+/// is called only if it does not.
 pub(super) fn result_event(size: usize, limit: usize, result: impl FnOnce() -> Bytes) -> task::TaskEvent {
     if size <= limit {
         return task::TaskEvent::Returned { result: result() };
@@ -230,11 +241,13 @@ pub(super) fn result_event(size: usize, limit: usize, result: impl FnOnce() -> B
     failure_event(&ErrorObject::new(code::RESULT_TOO_LARGE, why))
 }
 
+/// The event that fails a task with this error.
 pub(super) fn failure_event(error: &ErrorObject) -> task::TaskEvent {
     task::TaskEvent::Failed { error: error.as_bytes().clone(), message: Some(error.message()) }
 }
 
-/// The reply with input requests, if the request can be answered with them.
+/// The reply to a waiting request with the open input requests, or a refusal if its client lacks a
+/// capability. `result` is the `input_required` result. `None` for a legacy request.
 pub(super) fn input_required_reply<'a>(
     request: &ReplyTarget,
     open: impl Iterator<Item = &'a OpenRequest>,
@@ -248,7 +261,8 @@ pub(super) fn input_required_reply<'a>(
     })
 }
 
-/// The reply with a task handle, if the client can take one; the receiver resolves on delivery.
+/// The reply with a task handle or ticket, and a receiver that resolves on its delivery. A client without
+/// task support gets an error instead, and no receiver.
 pub(super) fn handle_reply(
     call: &Call,
     capabilities: &Capabilities,
@@ -263,12 +277,14 @@ pub(super) fn handle_reply(
     (reply::handle(call, created, id.clone(), Some(commit)), Some(committed))
 }
 
+/// The input request in the form of 2026-07-28.
 fn request(open: &OpenRequest) -> Option<&InputRequest> {
     open.asked.canonical()
 }
 
-/// Whether the server refuses an undeclared method as unknown (2026-07-28, *Discovery*). For an undeclared
-/// list method any error counts; for a call only an error about its method.
+/// Whether the server refused the call because it does not know the method (2026-07-28, *Discovery*). For a
+/// list method any error counts; for other methods only an error about the method. Called for undeclared
+/// methods.
 fn is_refused_as_unknown(method: &Method, end: &CallEnd) -> bool {
     match end {
         CallEnd::Response(response) => match ErrorObject::of(response.frame()) {
@@ -301,12 +317,14 @@ impl ServerCell {
         self.0.get().map_or_else(|| Arc::new(UpstreamDescription::unknown()), Arc::clone)
     }
 
+    /// Whether the description is known.
     pub(super) fn is_known(&self) -> bool {
         self.0.get().is_some()
     }
 
+    /// Sets the description; ignored if it is known already.
     pub(super) fn set(&self, description: Arc<UpstreamDescription>) {
-        // Set once: a call has one server.
+        // The first description stays, because a call has one server.
         let _ = self.0.set(description);
     }
 }

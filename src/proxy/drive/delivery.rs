@@ -20,69 +20,73 @@ use std::{
 };
 use tokio::sync::mpsc::{self, OwnedPermit, error::TrySendError};
 
-/// The streams on which a legacy client receives the messages of a task, and which input request was sent on
-/// which.
+/// The streams on which the client of a task receives the messages of the task, and which input request was
+/// sent on which stream.
 #[derive(Default)]
 pub(super) struct TaskStreams {
+    /// Decides which stream gets which input request.
     outbox: TaskOutbox,
     /// The GET streams of the session, if it has an id.
     streams: Option<StreamFollower>,
     /// Requests that wait for the result.
     waiting: Vec<WaitingLine>,
-    /// Messages for full streams, in order. The server is not read meanwhile, as in a direct connection: a
+    /// SSE events for streams whose channel is full, in order. The server is not read meanwhile, so that a
     /// client that reads more slowly than its server sends loses nothing.
     unsent: VecDeque<(StreamId, Bytes)>,
-    /// When the first of them is dropped, together with its stream.
+    /// When the first unsent event is dropped, together with its stream.
     drop_at: Option<Instant>,
     /// Input requests that the client already has; sent again only to a new waiter.
     withheld: Vec<InputNumber>,
 }
 
-/// A request for the result that waits.
+/// A request that waits for the result of the task, as a stream for messages of the task.
 struct WaitingLine {
     line: StreamId,
     sender: mpsc::Sender<Bytes>,
-    /// What its client can be asked, where that counts.
+    /// The input requests that the client can receive; `None` for all.
     askable: Option<Askable>,
 }
 
-/// An event on the streams.
+/// An event of the streams.
 pub(super) enum TaskStreamEvent {
-    /// The session may listen on another stream.
+    /// The session's current GET stream may have changed.
     ListenChanged,
-    /// A request for the result has disconnected.
+    /// The waiting request with this index has disconnected.
     WaiterClosed(usize),
-    /// A full stream takes one more message, or no more.
+    /// The full stream that the first unsent event waits for has space; `None` if it was closed or is
+    /// stalled.
     Writable(Option<OwnedPermit<Bytes>>),
 }
 
-/// How long a client may take none of its task's messages before its stream is dropped. A stalled client
-/// blocks its own call for this long.
+/// How long a client may not read its task's messages before its stream is dropped. A stalled client blocks
+/// its own call for this long.
 const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Messages for requests with full channels, in order for each request. The server is not read meanwhile, so
-/// that there are never many.
+/// Messages for waiting requests whose channels are full, in order for each request.
 #[derive(Default)]
 pub(super) struct UnsentItems(Vec<(mpsc::Sender<ReplyItem>, VecDeque<ReplyItem>)>);
 
-/// Messages that wait for one request, beside those in its channel.
+/// Messages that are kept for one waiting request, in addition to those in its channel; further notifications
+/// are dropped.
 const MAX_UNSENT: usize = 64;
 
 // === impl UnsentItems ===
 
 impl UnsentItems {
+    /// Whether no message waits for any request.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether none of these requests takes what it is sent, so that the server is not to be read.
+    /// Whether the channels of all these requests are full: then the server is not read.
     pub(super) fn holds_up(&self, waiters: &[CallWaiter]) -> bool {
         let is_slow =
             |waiter: &CallWaiter| self.0.iter().any(|(sender, _)| sender.same_channel(&waiter.items));
         !self.is_empty() && waiters.iter().all(is_slow)
     }
 
-    /// Sends a message, now or once the channel has space. A disconnect is detected elsewhere.
+    /// Sends a message to a waiting request, now or once its channel has space. Ignores a disconnected
+    /// client, which [`any_disconnected`] detects.
     pub(super) fn send(&mut self, waiter: &CallWaiter, item: ReplyItem) {
         if let Some((_, items)) = self.0.iter_mut().find(|(sender, _)| sender.same_channel(&waiter.items)) {
             if items.len() < MAX_UNSENT || !matches!(item, ReplyItem::Notification(_)) {
@@ -95,15 +99,16 @@ impl UnsentItems {
         }
     }
 
-    /// Sends all of them, each as soon as its client has room. Ends with the connections of those clients at the latest,
-    /// which are closed when their clients do not read (`timeouts.write`).
+    /// Sends all messages, each as soon as its channel has space. Ends at the latest when the clients'
+    /// connections are closed because the clients do not read (`timeouts.write`).
     pub(super) async fn flush(mut self) {
         while !self.is_empty() {
             self.flush_one().await;
         }
     }
 
-    /// Sends one of them once its channel has space; drops those of a disconnected client. Cancel safe.
+    /// Waits until any full channel has space, and sends its next message; drops the messages of a
+    /// disconnected client. Never resolves if there are no messages. Cancel safe.
     pub(super) async fn flush_one(&mut self) {
         if self.0.is_empty() {
             return pending().await;
@@ -124,7 +129,7 @@ impl UnsentItems {
     }
 }
 
-/// The index of a waiter that has disconnected.
+/// Waits until a waiting request disconnects, and returns its index.
 pub(super) async fn any_disconnected(waiters: &[CallWaiter]) -> usize {
     match waiters {
         [] => pending().await,
@@ -139,12 +144,13 @@ pub(super) async fn any_disconnected(waiters: &[CallWaiter]) -> usize {
 // === impl TaskStreams ===
 
 impl TaskStreams {
-    /// The streams of a task; `streams` are those of its session, if it has an id.
+    /// Creates the streams of a task. `streams` follows the GET streams of the client's session, if it has an
+    /// id.
     pub(super) fn new(streams: Option<StreamFollower>) -> Self {
         Self { streams, ..Self::default() }
     }
 
-    /// Waits for the next event.
+    /// Waits for the next event, for [`TaskStreams::handle`].
     pub(super) async fn next_event(&mut self, now: impl FnOnce() -> Instant) -> TaskStreamEvent {
         let full = self.blocked_sender(now);
         tokio::select! {
@@ -155,7 +161,8 @@ impl TaskStreams {
         }
     }
 
-    /// Whether a client that was told what the task has to say is gone: what it was asked may be put to nobody else.
+    /// Handles an event. Returns whether a stream is gone: no other waiting client may be able to receive the
+    /// input requests that were sent on it. `is_open` is whether an input request is still open.
     pub(super) fn handle(
         &mut self,
         happening: TaskStreamEvent,
@@ -188,8 +195,8 @@ impl TaskStreams {
         }
     }
 
-    /// Adds a request that waits for the result. It does not have the withheld input requests, or tolerates
-    /// them again.
+    /// Adds a request that waits for the result, and queues the withheld input requests for it: its client
+    /// does not have them, or tolerates a repetition. `is_open` is whether an input request is still open.
     pub(super) fn add_waiter(
         &mut self,
         sender: mpsc::Sender<Bytes>,
@@ -204,7 +211,8 @@ impl TaskStreams {
         }
     }
 
-    /// Queues an input request; only for a new waiter, if the client already has it.
+    /// Queues an input request. If the client already has it (`has_it`), it is sent only to a new waiting
+    /// request.
     pub(super) fn queue_request(&mut self, ask: InputNumber, has_it: bool) {
         match has_it {
             true => self.withheld.push(ask),
@@ -212,7 +220,8 @@ impl TaskStreams {
         }
     }
 
-    /// Puts what has not been put yet, each as `message` has it, and only to a client that `can` be asked it.
+    /// Sends the queued input requests: `message` renders one, and `can` is whether a waiting client can
+    /// receive it.
     pub(super) fn send_queued(
         &mut self,
         message: impl Fn(InputNumber) -> Option<Bytes>,
@@ -232,7 +241,7 @@ impl TaskStreams {
         }
     }
 
-    /// Whether a question has been put to a client.
+    /// Whether an input request has been sent on a stream that is still open.
     pub(super) fn is_put(&self, ask: InputNumber) -> bool {
         self.outbox.is_sent(ask)
     }
@@ -242,7 +251,7 @@ impl TaskStreams {
         self.outbox.handle_input_closed(ask)
     }
 
-    /// Sends a message on the current stream, if there is one.
+    /// Sends a JSON-RPC message on the current stream; drops it if there is none.
     pub(super) fn send(&mut self, message: &[u8]) {
         if let Some(line) = self.outbox.current_stream()
             && !self.send_on(line, sse::message(message))
@@ -251,7 +260,8 @@ impl TaskStreams {
         }
     }
 
-    /// Sends a message on this stream. Returns whether it is sent or queued.
+    /// Sends an SSE event on this stream, or queues it if the channel is full. Returns false if the stream is
+    /// closed.
     pub(super) fn send_on(&mut self, line: StreamId, event: Bytes) -> bool {
         let Some(sender) = self.sender(line) else { return false };
         let event = match self.unsent.iter().any(|(full, _)| *full == line) {
@@ -266,11 +276,12 @@ impl TaskStreams {
         true
     }
 
-    /// Whether messages wait for a full stream: then the server is not read.
+    /// Whether unsent events wait for a full stream: then the server is not read.
     pub(super) fn has_backlog(&mut self, now: impl FnOnce() -> Instant) -> bool {
         self.blocked_sender(now).is_some()
     }
 
+    /// The channel of a stream; `None` if the stream is closed.
     fn sender(&self, line: StreamId) -> Option<mpsc::Sender<Bytes>> {
         match self.waiting.iter().find(|waiting| waiting.line == line) {
             Some(waiting) => Some(waiting.sender.clone()),
@@ -278,7 +289,8 @@ impl TaskStreams {
         }
     }
 
-    /// The stream that the first unsent message waits for.
+    /// The channel that the first unsent event waits for; `None` if there is no unsent event. Drops events
+    /// for closed streams, and starts the stall timeout.
     fn blocked_sender(&mut self, now: impl FnOnce() -> Instant) -> Option<mpsc::Sender<Bytes>> {
         loop {
             let (line, _) = self.unsent.front()?;
@@ -286,7 +298,7 @@ impl TaskStreams {
                 self.drop_at.get_or_insert_with(|| now() + STALL_TIMEOUT);
                 return Some(sender);
             }
-            // Its input requests are sent again on another stream.
+            // The stream is closed. Its input requests are sent again on another stream.
             self.unsent.pop_front();
             self.drop_at = None;
         }
@@ -305,7 +317,8 @@ impl TaskStreams {
     }
 }
 
-/// A slot in a full stream; none if it takes no message in time.
+/// Waits for a slot in the full channel. `None` if the channel is closed, or has no space by the time
+/// `give_up`.
 async fn reserve_slot(
     full: Option<mpsc::Sender<Bytes>>,
     give_up: Option<Instant>,
@@ -317,7 +330,7 @@ async fn reserve_slot(
     }
 }
 
-/// The index of a request for the result that has disconnected.
+/// Waits until a request that waits for the result disconnects, and returns its index.
 async fn any_waiter_closed(waiting: &[WaitingLine]) -> usize {
     if waiting.is_empty() {
         return pending().await;

@@ -32,52 +32,62 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// The state that a detached call needs in addition.
+/// The additional state of a call that is driven by a runtime task of its own.
 pub(super) struct DetachedState {
+    /// The call's mailbox and id.
     pub(super) registration: CallRegistration,
-    /// Set once the call is a task.
+    /// The lease of the task, once the call is a task.
     pub(super) lease: Option<TaskLease>,
+    /// The input requests of the server that have no response yet.
     pub(super) open_requests: OpenRequests,
-    /// Requests that wait for the call itself.
+    /// Client requests that wait for the response of the call.
     pub(super) waiters: Vec<CallWaiter>,
     /// The streams that carry the task's messages to a legacy client.
     pub(super) streams: Option<Box<TaskStreams>>,
-    /// Held from the first input request until the call is a task.
+    /// The space in the task quotas of a parked call: reserved from its first input request until the call is
+    /// a task.
     pub(super) parked: Option<Reservation>,
+    /// The write that stores the new task, while it runs.
     pub(super) storing: Option<BoxFuture<'static, Stored>>,
-    /// Changes of the record that are not stored yet.
+    /// Changes of the task record that are not stored yet.
     pub(super) writes: RecordWrites,
-    /// Messages for waiters with full channels.
+    /// Messages for waiting requests whose channels are full.
     pub(super) unsent: UnsentItems,
-    /// One for each request that was given the handle.
+    /// One receiver for each reply with the task's handle: resolves when the handle is delivered.
     pub(super) committed: Vec<oneshot::Receiver<()>>,
+    /// The latest progress message that is not stored yet.
     pub(super) progress: PendingProgress,
     /// The resume position, once the call is a task that outlives the process.
     pub(super) anchor: Option<Box<AnchorState>>,
-    /// The record could not store an input request: the call is resumed from before it, so that the server
-    /// sends it again.
+    /// Whether the resume position must not advance any more. Set when an input request could not be stored:
+    /// the next process resumes the call from before that request, so that the server sends it again.
     pub(super) is_resume_point_fixed: bool,
     /// A newer resume position, usable once the input requests before it are in the record.
     pub(super) resume_point: Option<Box<upstream::CallAnchor>>,
-    /// How to make the call again after an `input_required` result, and the responses so far.
+    /// After an `input_required` result of the server: how to make the call again, and the input responses so
+    /// far.
     pub(super) pending_retry: Option<Box<(InputRequired, BTreeMap<String, Bytes>)>>,
-    /// Changes of the status, if the client is notified of them.
+    /// Watches the task record, if the client is notified of changes of the status.
     pub(super) changes: Option<Box<TaskWatcher>>,
 }
 
-/// Whether the task is stored. Where it is not, a call that was parked has its reservation back.
+/// The outcome of storing a new task: its lease. On failure, a call that was parked gets its reservation
+/// back.
 pub(super) type Stored = Result<TaskLease, Option<Reservation>>;
 
-/// The latest progress message, and when it may be written.
+/// The latest progress message that is not stored yet, and when it may be stored.
 #[derive(Default)]
 pub(super) struct PendingProgress {
+    /// The message; `None` if the latest one is stored or being stored.
     pub(super) message: Option<String>,
+    /// The earliest time of the next write; `None` before the first message.
     pub(super) not_before: Option<Instant>,
 }
 
 // === impl DetachedState ===
 
 impl DetachedState {
+    /// Registers the call under a new id. `supplied` are the input responses that came with the call itself.
     pub(super) fn new(shared: &RouteContext, policy: &ToolPolicy, supplied: InputResponses) -> Box<Self> {
         Self::with(
             shared.call_registry.register(),
@@ -85,6 +95,7 @@ impl DetachedState {
         )
     }
 
+    /// Creates the state of a call that is registered already.
     pub(super) fn with(hold: CallRegistration, book: OpenRequests) -> Box<Self> {
         Box::new(Self {
             registration: hold,
@@ -106,7 +117,8 @@ impl DetachedState {
         })
     }
 
-    /// The earliest time at which something unwritten may be written.
+    /// The earliest time at which pending progress or a changed anchor may be written; `None` if there is
+    /// neither.
     pub(super) fn write_due(&self) -> Option<Instant> {
         let progress = self.progress.due().filter(|_| !self.writes.has_progress());
         let anchor = self.anchor.as_ref().and_then(|anchored| anchored.due());
@@ -121,8 +133,11 @@ impl DetachedState {
         }
     }
 
-    /// Boxed: calls that wait in place do not have this state, and there are many of them. The rare futures
-    /// inside are boxed for the same reason.
+    /// Waits for the next event of the detached call. `is_attended` is whether a client waits for the call
+    /// itself.
+    ///
+    /// The future is boxed, because calls that are polled in place have no such state, and must not pay for
+    /// its size. Rarely used futures within are boxed for the same reason.
     pub(super) fn next_event<'a>(
         &'a mut self,
         is_attended: bool,
@@ -163,7 +178,8 @@ impl PendingProgress {
     }
 }
 
-/// Resolves with whether a client has the handle: as soon as one has it, or all have disconnected.
+/// Resolves with true as soon as one client has the task's handle, or with false once all have disconnected.
+/// Never resolves without receivers.
 async fn any_committed(receivers: &mut Vec<oneshot::Receiver<()>>) -> bool {
     if receivers.is_empty() {
         return pending().await;

@@ -1,11 +1,10 @@
-//! A call with a waiting client, polled in place by the client's connection.
+//! A call of a client of 2026-07-28 that waits, polled in place by the client's connection.
 //!
-//! This module carries out the plan of a call of 2026-07-28 while its client is connected. When the call
-//! becomes a task, or its server sends an input request that can be forwarded to the client, its
-//! [`CallDriver`] moves to a runtime task of its own, and this side only forwards its messages; a retry of a
-//! parked call connects to that driver at once. A client disconnect drops the [`InlineCall`]: the upstream
-//! stream is dropped with it, which cancels the call at the server; after the move, the detached driver sees
-//! the closed channel.
+//! When the call becomes a task, or its server sends an input request that can be forwarded to the client,
+//! the call's [`CallDriver`] moves to a runtime task of its own, and the [`InlineCall`] only forwards its
+//! messages. A retry of a parked call connects to that driver at once. A client disconnect drops the
+//! [`InlineCall`]: the upstream stream is dropped with it, which cancels the call at the server; after the
+//! move, the detached driver sees the closed channel.
 
 use super::{
     CallDriver, CallForm, CallSpan, CanonicalForm, DetachReason, DriverEvent, canonical::ServerCell,
@@ -40,7 +39,7 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// One call and its client.
+/// One call of a client of 2026-07-28 whose client is connected: the source of its messages for the client.
 pub(in crate::proxy) struct InlineCall {
     shared: Arc<RouteContext>,
     call: Arc<Call>,
@@ -48,7 +47,8 @@ pub(in crate::proxy) struct InlineCall {
     stage: InlineStage,
     /// Time spent waiting for the server.
     waited: Duration,
-    /// Delays shutdown until the call ends, or until a detached driver holds it.
+    /// Delays shutdown until the call ends, or until a detached driver, which delays it as well, drives the
+    /// call.
     work: Option<TaskToken>,
 }
 
@@ -57,28 +57,31 @@ pub(in crate::proxy) struct InlineCall {
     reason = "the large variant is the common one, and a box would cost every call"
 )]
 enum InlineStage {
-    /// Nothing has been sent.
+    /// The call has not been sent.
     Fresh,
     Inline {
         driver: CallDriver,
     },
-    /// The call is detached; messages for the client arrive on the channel.
+    /// The call is detached; its messages for the client arrive on the channel.
     Detached {
         items: mpsc::Receiver<ReplyItem>,
         since: Instant,
     },
+    /// The reply has been returned.
     Done,
 }
 
-/// The description of the server, or the refusal of the call.
+/// The outcome of [`prepare`]: the description of the server, or the refusal of the call.
 type PrepareResult = Result<Arc<UpstreamDescription>, Box<CallReply>>;
 
-/// The same from the cache, with the target of the call.
+/// The outcome of [`InlineCall::prepare_cached`]: the description of the server with the target for calls, or
+/// the refusal of the call.
 type CachedPrepareResult = Result<ReadyServer, Box<CallReply>>;
 
 // === impl InlineCall ===
 
 impl InlineCall {
+    /// Creates the call without sending it; the first poll of its messages sends it.
     pub(in crate::proxy) fn new(shared: Arc<RouteContext>, call: Arc<Call>, caller: Caller) -> Self {
         Self {
             work: Some(shared.stopping.track()),
@@ -90,13 +93,17 @@ impl InlineCall {
         }
     }
 
-    /// Does everything before the call is sent. The threshold counts from the start. A slow handshake or tool
-    /// list does not delay the handle: the call is then a task before it is sent.
+    /// Checks, admits and sends the call, or attaches a retry to its parked call. The threshold counts from
+    /// the start of this function. A slow handshake or tool list does not delay the handle: then the call
+    /// becomes a task before it is sent.
+    ///
+    /// # Errors
+    /// The reply that refuses the call.
     async fn start(&mut self) -> Result<(), Box<CallReply>> {
         let tool = self.call.target.as_deref().unwrap_or_default();
         let policy = self.shared.route.tool_policy_for(tool, &self.caller.rollout_membership);
         if policy.mode == Mode::Deny && self.call.method == Method::ToolsCall {
-            // Checked before the server is described.
+            // Refuse before the server is described, which may take long.
             return Err(Box::new(reply::refuse(&self.call, StatusCode::OK, &plan::denied_error(tool))));
         }
         let ticketing = tickets::modern_ticket_options(&self.shared, &self.call, &self.caller, &policy);
@@ -107,9 +114,9 @@ impl InlineCall {
             false => Ok(CallAttempt::Fresh(InputResponses::default())),
         };
         let began = self.shared.clock.now();
-        // A retry waits for its call, in whatever state the server is.
+        // A retry waits for its parked call, whatever the state of the server.
         let is_back = matches!(attempt, Ok(CallAttempt::Retry(..)));
-        // Observed from here on, whether or not the client stays until the call is sent.
+        // Observed from here on: the client may disconnect before the call is sent.
         let observed = (matches!(planned, Plan::Drive(DriveMode::Observe { .. })) && !is_back)
             .then(|| ObservedCall::begin(&self.shared, tool, &policy, began));
         let due = match (&planned, &attempt) {
@@ -121,8 +128,8 @@ impl InlineCall {
         };
         let (mut preparing, mut calls) = (None, None);
         let mut prepared = match is_back {
-            // The server was described for the first attempt, and may be gone: the driver of the call knows
-            // its state.
+            // The server was described for the first attempt. It may be gone, which the driver of the parked
+            // call detects.
             true => None,
             false => self.prepare_cached().map(|prepared| {
                 let ReadyServer { description, calls: its } = prepared?;
@@ -171,7 +178,7 @@ impl InlineCall {
             }
         };
         let turn = self.admit(tool)?;
-        // The server is still being described.
+        // Present if the server is still being described.
         let late = preparing.filter(|_| !server.is_known());
         let span = CallSpan::of_call(&self.shared, &mut self.call);
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
@@ -214,7 +221,10 @@ impl InlineCall {
         Ok(())
     }
 
-    /// Admits the call, if it has limits.
+    /// Admits the call to the limits of its route and tool. `None` if there are no limits.
+    ///
+    /// # Errors
+    /// The reply that refuses the call.
     fn admit(&self, tool: &str) -> Result<Option<PendingAdmission>, Box<CallReply>> {
         if self.shared.limiters.is_none() || self.call.method != Method::ToolsCall {
             return Ok(None);
@@ -226,7 +236,8 @@ impl InlineCall {
         })
     }
 
-    /// The outcome of [`prepare`] without waiting: the case of nearly every call.
+    /// Does the work of [`prepare`] without waiting, which is possible for nearly every call; `None`
+    /// otherwise.
     fn prepare_cached(&self) -> Option<CachedPrepareResult> {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let server = shared.upstream.ready_server(&CallerIdentity::of(caller))?;
@@ -240,7 +251,8 @@ impl InlineCall {
         Some(Ok(server))
     }
 
-    /// Waits for one event of the call. Returns the message for the client, if there is one.
+    /// Waits for one event of the call that is polled in place, and handles it. Returns the resulting message
+    /// for the client, if there is one.
     async fn step(&mut self) -> Option<ReplyItem> {
         let InlineStage::Inline { driver } = &mut self.stage else { return None };
         let began = self.shared.clock.now();
@@ -317,14 +329,14 @@ impl InlineCall {
         }
     }
 
-    /// Moves the call to a runtime task of its own.
+    /// Moves the call to a runtime task of its own, which first handles the reason for the move.
     fn detach(&mut self, first: DetachReason) {
         let InlineStage::Inline { driver } = std::mem::replace(&mut self.stage, InlineStage::Done) else {
             return;
         };
-        // A small buffer: messages that the client does not take must wait at the server.
+        // The buffer is small, so that messages that the client does not read wait at the server.
         let (items, received) = mpsc::channel(8);
-        // The body is not needed any more, and may be megabytes.
+        // The request body is not needed any more, and may be megabytes.
         self.call = Arc::new(self.call.without_bytes());
         let (call, capabilities) = (Box::new(Call::clone(&self.call)), Arc::clone(&self.caller.capabilities));
         driver.detach(CallWaiter { target: ReplyTarget::Canonical { call, capabilities }, items }, first);
@@ -337,11 +349,12 @@ impl InlineCall {
         self.work = None;
     }
 
-    /// The reply of a call that was not sent before shutdown.
+    /// The reply to a call that was not sent before the drain time was over.
     fn closing_reply(&self) -> CallReply {
         reply::to_client(&self.call, &self.shared.route, CallEnd::Lost(CallError::Closing), None)
     }
 
+    /// Ends the stream of messages with this reply.
     fn final_reply(&mut self, mut reply: CallReply) -> ReplyItem {
         reply.account.upstream = self.waited;
         self.stage = InlineStage::Done;
@@ -377,7 +390,7 @@ impl ReplySource for InlineCall {
     }
 }
 
-/// Describes the server, and checks the call against its tools.
+/// Describes the server, and checks the call against the server's tools; may wait for the server.
 async fn prepare(shared: Arc<RouteContext>, call: Arc<Call>, caller: Arc<Caller>) -> PrepareResult {
     let server = shared
         .upstream
@@ -390,13 +403,13 @@ async fn prepare(shared: Arc<RouteContext>, call: Arc<Call>, caller: Arc<Caller>
     Ok(server)
 }
 
-/// The call in the form for the server.
+/// The call for the upstream, with a new request id.
 fn outgoing(call: &Arc<Call>, caller: &Caller, deferral: Option<Deferral>) -> OutgoingCall {
     OutgoingCall { id: own_ids::next(), call: Arc::clone(call), caller: CallerIdentity::of(caller), deferral }
 }
 
-/// The replies of a call whose client no longer waits while its server is being described. A failed check
-/// ends the call.
+/// The upstream events of a call that becomes a task while its server is still being described: the call is
+/// sent once `preparing` resolves. A failed check ends the call.
 fn call_when_prepared(
     preparing: impl Future<Output = PrepareResult> + Send + 'static,
     shared: &Arc<RouteContext>,
@@ -425,8 +438,11 @@ fn call_when_prepared(
     stream::once(replies).flatten().boxed()
 }
 
-/// Compares the `Mcp-Param-*` headers with the arguments (2026-07-28, *Server Behavior for Custom Headers*).
-/// The call is sent without the check if the tools cannot be listed.
+/// Compares the `Mcp-Param-*` headers of a call with its arguments (2026-07-28, *Server Behavior for Custom
+/// Headers*). The check passes if the server's tools cannot be listed.
+///
+/// # Errors
+/// The reply that refuses a call with a mismatch.
 async fn check_param_headers(
     shared: &RouteContext,
     call: &Call,
@@ -436,6 +452,10 @@ async fn check_param_headers(
     compare_param_headers(call, &catalogue)
 }
 
+/// Compares the `Mcp-Param-*` headers of a call with its arguments, given the server's tools.
+///
+/// # Errors
+/// The reply that refuses a call with a mismatch.
 fn compare_param_headers(call: &Call, catalogue: &ToolParamHeaders) -> Result<(), Box<CallReply>> {
     let wanted = catalogue.headers_of_tool(call.target.as_deref().unwrap_or_default());
     if wanted.is_empty() {
@@ -457,8 +477,8 @@ mod tests {
     use std::future::pending;
     use tokio::time::sleep;
 
-    /// A server with this delay for the handshake and for the tool list. It answers calls with this result,
-    /// or never.
+    /// A server whose handshake and tool list each take `preparing`. It answers calls with the result
+    /// `answer`, or never.
     fn slow(preparing: Duration, answer: Option<&'static str>) -> impl Upstream {
         let answers = move |outgoing: OutgoingCall| {
             let (takes, result) = match outgoing.call.method {

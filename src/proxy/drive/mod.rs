@@ -1,16 +1,18 @@
-//! Drives calls: the one loop that joins an [`Exchange`] to a server, to clients and to the store.
+//! Drives calls: the loop that connects an [`Exchange`], the state machine of a call, to a server, to clients
+//! and to the store.
 //!
-//! A [`CallDriver`] is one call in flight. While its client waits it is polled in place, by the client's
-//! connection ([`InlineCall`]). When the client is sent an `input_required` result, or when the call becomes
-//! a task, the same driver moves to a runtime task of its own: no disconnect can interrupt a step, and the
-//! driver outlives its request. The state of a detached call (`detached`) is absent until then: its open
-//! input requests (`open_requests`; `questions` forwards them to the client and back), and the recipients of
-//! its messages (`delivery`).
+//! A [`CallDriver`] is one call in flight. While its client waits, the driver is polled in place by the
+//! client's connection ([`InlineCall`]). When the client is sent an `input_required` result, or when the call
+//! becomes a task, the same driver moves to a runtime task of its own, so that no disconnect can interrupt a
+//! step and the driver outlives the client's request. Only then does the call have the state in `detached`:
+//! its open input requests (`open_requests`; `questions` forwards them to the client, and responses back),
+//! and the recipients of its messages (`delivery`).
 //!
-//! A call has one of two forms. Where the eras of client and server differ it is `canonical`, in the form of
-//! 2026-07-28; where they are the same it is `native`, and the server's messages stay unchanged.
+//! The messages of a call have one of two forms. If the eras of client and server differ, the form is
+//! `canonical`, that of 2026-07-28. If both are legacy, the form is `native`, and the server's messages stay
+//! unchanged.
 //!
-//! The commit point of a task is the moment a client's socket takes the handle
+//! The commit point of a task is the moment when its handle has been written to a client's socket
 //! ([`DeliveryCommit`](super::DeliveryCommit)).
 
 mod anchor_state;
@@ -69,83 +71,103 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The status message of a task while its call waits for a permit, and once it has one.
+/// The status message of a task while its call waits for a concurrency permit.
 const QUEUED_MESSAGE: &str = "queued: all permits are in use (concurrency)";
+/// The status message of a task once its queued call has a permit.
 const RUNNING_MESSAGE: &str = "running";
 
 /// One call in flight.
 pub(super) struct CallDriver {
     shared: Arc<RouteContext>,
+    /// The state machine of the call.
     exchange: Exchange<CallEnd>,
-    /// Dropping it cancels the call at the server.
+    /// The upstream events of the call; dropping the stream cancels the call at the server. `None` while the
+    /// server has no call.
     replies: Option<UpstreamEvents>,
     /// The number of `input_required` results of the server.
     retries: usize,
+    /// The policy for the called tool.
     policy: ToolPolicy,
-    /// Present once the call is detached.
+    /// The state of a detached call; `None` while the call is polled in place.
     detached: Option<Box<DetachedState>>,
     form: CallForm,
     span: CallSpan,
-    /// Present if the calls have limits.
+    /// The limits of the call; `None` if there are none.
     limits: Option<Box<LimitedCall>>,
-    /// Present while the call waits in the proxy's queue.
+    /// Resolves when the call leaves the proxy's queue; `None` if the call is not queued.
     dequeued: Option<DequeueSignal>,
-    /// Present if the call is only observed and never becomes a task.
+    /// Set if the call is only observed and never becomes a task.
     observed: Option<Box<ObservedCall>>,
 }
 
 /// The form of a call's messages.
 enum CallForm {
+    /// The form of 2026-07-28: the eras of client and server differ.
     Canonical(CanonicalForm),
+    /// Legacy messages, unchanged: both sides are legacy.
     Native(Box<NativeForm>),
 }
 
-/// The replies of a call in a legacy client's own session.
+/// The upstream events of a call in a legacy client's own session, with the state that belongs to the sent
+/// call.
 pub(super) struct NativeReplies {
     pub(super) replies: UpstreamEvents,
     pub(super) span: CallSpan,
+    /// The limits of the call; `None` if there are none.
     pub(super) limits: Option<Box<LimitedCall>>,
+    /// Resolves when the call leaves the proxy's queue; `None` if the call is not queued.
     pub(super) dequeued: Option<DequeueSignal>,
 }
 
 /// The next event of a call.
 enum DriverEvent {
+    /// The new task is stored, or storing it has failed.
     Stored(Stored),
-    /// A change of the task record is stored, or has failed.
+    /// A queued change of the task record is stored, or has failed.
     Written(WriteFollowUp, WriteResult),
-    /// A client with a full channel has taken a message, or has disconnected.
+    /// An unsent message was passed to a client whose channel was full, or the client has disconnected.
     Sent,
+    /// The client of the waiting request with this index has disconnected.
     ClientDisconnected(usize),
+    /// A client has the task's handle (true), or all clients that were sent it have disconnected (false).
     Committed(bool),
+    /// A message arrived in the call's mailbox.
     Received(CallCommand),
+    /// An event of the task's streams.
     Streams(TaskStreamEvent),
     /// The task record has changed.
     RecordChanged,
+    /// An event of the server.
     Server(UpstreamEvent),
+    /// A deadline of the exchange is due.
     Due,
-    /// A pending write is due.
+    /// A pending write of progress or of the anchor is due.
     WriteDue,
     /// The call has left the proxy's queue and is sent.
     Dequeued,
     /// The position from which the call can be resumed has changed.
     ResumePoint(Box<upstream::CallAnchor>),
+    /// Shutdown has begun, and the call may become a task.
     Draining,
+    /// The drain time is over, and the call is parked.
     Stopping,
+    /// The drain time is over, and the call is in flight.
     Overdue,
 }
 
 /// The reason why a call is detached.
 enum DetachReason {
-    /// The exchange requests a task.
+    /// The exchange requests that the task is stored.
     Store,
-    /// The server sent an input request that can be forwarded to the client.
+    /// The server sent this input request, which can be forwarded to the client.
     InputRequest(UpstreamEvent),
 }
 
 // === impl CallDriver ===
 
 impl CallDriver {
-    /// A call of a client of 2026-07-28, polled in place.
+    /// Creates the driver of a call of a client of 2026-07-28 that is polled in place. `defer_after` is the
+    /// threshold, if the call may become a task; it counts from `now`.
     fn inline(
         shared: &Arc<RouteContext>,
         canonical: CanonicalForm,
@@ -170,15 +192,15 @@ impl CallDriver {
         }
     }
 
-    /// Observes the call: it never becomes a task, and is logged if it would have.
+    /// Makes the call an observed one: it never becomes a task, and is logged if it would have become one.
     fn observe(&mut self, observed: Box<ObservedCall>) {
         let (after, began) = observed.threshold();
         self.exchange.observe(after, began);
         self.observed = Some(observed);
     }
 
-    /// A call in a legacy client's own session, whose client waits on its stream. It becomes a task after
-    /// `defer_after`.
+    /// Creates the driver of a call in a legacy client's own session, whose client waits for it as `waiter`.
+    /// The call becomes a task after `defer_after`.
     pub(super) fn on_stream(
         shared: &Arc<RouteContext>,
         native: NativeForm,
@@ -196,11 +218,11 @@ impl CallDriver {
         driver
     }
 
-    /// A call in a legacy client's own session that is a task before it is sent. Returns the result for the
-    /// client.
+    /// Creates the driver of a call in a legacy client's own session that is a task before it is sent, and
+    /// stores the task. Also returns the `CreateTaskResult` for the client.
     ///
     /// # Errors
-    /// [`TaskAdmissionError`]: nothing was sent.
+    /// [`TaskAdmissionError`]: the call was not sent.
     pub(super) async fn as_task(
         shared: &Arc<RouteContext>,
         native: NativeForm,
@@ -212,7 +234,7 @@ impl CallDriver {
         let mut driver = Self::native(shared, native, replies, exchange);
         let record = driver.record(TaskTrigger::Request);
         let created = NativeForm::create_result(shared, &record, reader);
-        // The replies do nothing until they are polled.
+        // The call is not sent before `replies` is polled.
         driver.detached().lease = Some(shared.ledger.admit(record).await?);
         driver.become_task();
         Ok((driver, created))
@@ -241,7 +263,8 @@ impl CallDriver {
         })
     }
 
-    /// Moves the call to a runtime task of its own; `waiter` receives its messages.
+    /// Moves the call to a runtime task of its own, which first handles the reason `first`. `waiter` receives
+    /// the call's messages.
     fn detach(mut self, waiter: CallWaiter, first: DetachReason) {
         if let CallForm::Canonical(canonical) = &mut self.form {
             canonical.detach(&self.shared);
@@ -262,14 +285,15 @@ impl CallDriver {
         shared.stopping.spawn(driver.run());
     }
 
-    /// Ends the call.
+    /// Records the end of the upstream call.
     fn end(&mut self, end: CallEnd) {
         self.span.record_end(&end);
         self.exchange.handle_final(end);
     }
 
+    /// Makes the call a task, once the task is stored.
     fn become_task(&mut self) {
-        // A retry may become one, by the configuration at that time.
+        // An observed call can become a task by a retry, if the configuration has changed meanwhile.
         if let Some(mut observed) = self.observed.take() {
             observed.set_would_defer(false);
         }
@@ -289,7 +313,8 @@ impl CallDriver {
         held.changes = Some(Box::new(self.shared.ledger.watchers.watch_own(held.registration.id().clone())));
     }
 
-    /// Waits, a moment at most, until the client's session is listened to: its server may ask first of all.
+    /// Waits, for a short time at most, until the GET stream of the client's session is open: the server's
+    /// first message may be an input request on that stream. Called before the call is sent.
     pub(super) async fn is_listened_to(&mut self) {
         if let CallForm::Native(native) = &mut self.form
             && let Some(opening) = native.opening.take()
@@ -298,13 +323,13 @@ impl CallDriver {
         }
     }
 
-    /// The id of the call, and of the task that it may become.
+    /// The id of a detached call, and of the task that the call may become.
     pub(super) fn id(&self) -> &TaskId {
         self.detached.as_ref().expect("only a detached call has an id").registration.id()
     }
 
-    /// The loop of a detached call. Takes `self` in a box: an `async fn` stores arguments passed by value
-    /// twice.
+    /// Runs the loop of a detached call until its end. `self` is boxed, because an `async fn` stores
+    /// arguments that are passed by value twice.
     pub(super) async fn run(mut self: Box<Self>) {
         loop {
             while let Some(action) = self.exchange.poll_action() {
@@ -323,31 +348,31 @@ impl CallDriver {
                 }
             }
             match self.next_event().await {
-                // Boxed: a task spends hours in this wait, and the size of the future is the memory cost of a
-                // task.
+                // Boxed, because this branch is rare and the size of the loop's future is the memory cost of
+                // each task.
                 DriverEvent::Overdue if self.can_be_released() => Box::pin(self.release_or_end()).await,
                 happening => self.handle(happening),
             }
         }
     }
 
-    /// Waits for the next event of the call: the only place that does.
+    /// Waits for the next event of the call, polled in place or detached.
     async fn next_event(&mut self) -> DriverEvent {
         let is_parked = self.exchange.phase() == ExchangePhase::Parked;
         let is_attended = self.exchange.has_waiting_client();
         let clock = &self.shared.clock;
-        // The server is not read while a client does not take its messages.
+        // The server is not read while the clients do not read their messages.
         let is_read = self.exchange.is_awaiting_server()
             && self.detached.as_mut().is_none_or(|held| {
-                // In a task the messages go to its streams.
+                // The messages of a task go to the task's streams, not to waiting requests.
                 (!is_attended || !held.unsent.holds_up(&held.waiters))
                     && held.writes.len() < MAX_OPEN
                     && held.streams.as_mut().is_none_or(|lines| !lines.has_backlog(|| clock.now()))
             });
-        // In memory a task would be lost with the process: none is made (`stop_making_tasks`), and a result
-        // goes to the client that waits for it.
+        // With a store in memory a task would be lost with the process. Then shutdown makes no tasks
+        // (`stop_making_tasks`), and the waiting client gets the result if it arrives in time.
         let drains = self.exchange.can_defer() && self.shared.ledger.outlives();
-        // Boxed: rarely used, and its size is a cost of each call.
+        // Boxed, because the future is rarely used and its size would be a cost of each call.
         let draining = drains.then(|| Box::pin(self.shared.stopping.stopped()));
         let write_due = self.detached.as_ref().filter(|_| self.exchange.is_outcome_open());
         let write_due = write_due.and_then(|held| held.write_due());
@@ -358,13 +383,14 @@ impl CallDriver {
             // Handle client events first: a message to a client that disconnected or cancelled would be
             // dropped. A result at the deadline precedes the threshold: a handle would only cost a poll.
             biased;
-            // Never ready while the call is polled in place: then a disconnect drops the driver.
+            // Absent while the call is polled in place: then a disconnect drops the driver.
             happening = or_pending(held.map(|held| held.next_event(is_attended, deferral, now))) => happening,
             happening = wait_dequeued(&mut self.dequeued) => happening,
             event = next_reply(&mut self.replies), if is_read => DriverEvent::Server(event),
             happening = next_due(self.exchange.poll_timeout(), write_due) => happening,
             () = or_pending(draining) => DriverEvent::Draining,
-            // The rest of the call is dropped with it, which cancels it at the server.
+            // At the end of the drain time the call ends, which cancels it at the server, or is left to the
+            // next process.
             () = self.shared.overdue.stopped(), if is_parked || self.exchange.is_outcome_open() => match is_parked {
                 true => DriverEvent::Stopping,
                 false => DriverEvent::Overdue,
@@ -372,6 +398,7 @@ impl CallDriver {
         }
     }
 
+    /// Handles an event of a detached call.
     fn handle(&mut self, happening: DriverEvent) {
         let now = self.shared.clock.now();
         self.stop_making_tasks();
@@ -407,7 +434,8 @@ impl CallDriver {
                     .as_mut()
                     .is_some_and(|lines| lines.handle(happening, |ask| book.get(ask).is_some()));
                 if is_gone {
-                    // Those who wait may be able to answer what it was asked, or all be unable to.
+                    // The remaining waiting requests check whether their clients can receive the input
+                    // requests that were sent to the disconnected client.
                     self.shared.ledger.watchers.announce_to_waiters(self.id());
                 }
             }
@@ -431,15 +459,15 @@ impl CallDriver {
         }
     }
 
-    /// Prevents the call from becoming a task once no more tasks are made. Called before an event is handled,
-    /// so that a threshold in the same moment has no effect.
+    /// Prevents the call from becoming a task once the route makes no more tasks. Called before an event is
+    /// handled, so that a threshold that is reached at the same time has no effect.
     fn stop_making_tasks(&mut self) {
         if !self.shared.makes_tasks() {
             self.exchange.handle_tasks_disabled();
         }
     }
 
-    /// Handles a message of the call's mailbox.
+    /// Handles a command from the call's mailbox.
     fn receive(&mut self, control: CallCommand) {
         match control {
             CallCommand::Attach(LocalRequest::Retry(retry)) => self.receive_retry(*retry),
@@ -459,7 +487,8 @@ impl CallDriver {
                 let DetachedState { open_requests: book, streams: lines, .. } = self.detached();
                 let fresh = || {
                     let mut lines = TaskStreams::default();
-                    // The task belongs to the other era and has had no streams so far.
+                    // Without streams so far, the client of the task is of the other era, and no input
+                    // request has been sent on a stream.
                     book.ids().into_iter().for_each(|ask| lines.queue_request(ask, false));
                     Box::new(lines)
                 };
@@ -476,6 +505,7 @@ impl CallDriver {
         }
     }
 
+    /// Carries out an action of the exchange.
     fn carry_out(&mut self, action: ExchangeAction<CallEnd>) {
         match action {
             ExchangeAction::Reply(end) => {
@@ -506,14 +536,15 @@ impl CallDriver {
                 self.send_status();
                 let open = self.withdraw_all("the task has ended");
                 self.replies = None;
-                // Dropped, and so refused, only after the cancellation: a response could kill a server that
-                // is about to receive the cancellation.
+                // Dropping the input requests refuses them. This follows the cancellation, because some
+                // servers fail on a response just before a cancellation.
                 drop(open);
             }
         }
     }
 
-    /// Hands a task without a client to the ledger, which discards it once it is stored.
+    /// If the call was abandoned while its task is being stored, lets the ledger discard the task once it is
+    /// stored.
     fn abandon(&mut self) {
         if self.exchange.phase() != ExchangePhase::Abandoned {
             return;
@@ -531,7 +562,7 @@ impl CallDriver {
         }
     }
 
-    /// Ends the call, and replies to retries that arrive in this moment.
+    /// Closes the mailbox after the end of the call, and replies to retries that have arrived too late.
     async fn close(mut self: Box<Self>) {
         let unsent = std::mem::take(&mut self.detached().unsent);
         if !unsent.is_empty() {
@@ -542,7 +573,7 @@ impl CallDriver {
         let open = self.withdraw_all("the task has ended");
         self.replies = None;
         drop(open);
-        // After the end: no client may be given the handle of a discarded task.
+        // Only after the end of the call, because no client may receive the handle of a discarded task.
         let mut late = std::mem::take(&mut self.detached().waiters);
         for control in self.detached().registration.close() {
             if let CallCommand::Attach(LocalRequest::Retry(retry)) = control {
@@ -569,6 +600,8 @@ impl CallDriver {
         }
     }
 
+    /// Forwards a notification of the server to the waiting clients or to the task's streams, and remembers
+    /// progress.
     fn handle_notification(&mut self, frame: &Frame) {
         let (now, is_attended) = (self.shared.clock.now(), self.exchange.has_waiting_client());
         if let Some(message) = status_message::of_progress(frame)
@@ -620,7 +653,7 @@ impl CallDriver {
         held.progress.not_before.get_or_insert(now);
     }
 
-    /// Stores the task, unless a quota is full.
+    /// Starts to store the task, unless a quota is full. The returned future resolves with the outcome.
     fn store(&mut self) -> BoxFuture<'static, Stored> {
         let record = self.record(self.cause());
         let ledger = Arc::clone(&self.shared.ledger);
@@ -633,7 +666,7 @@ impl CallDriver {
         })
     }
 
-    /// The record of the task that the call may become.
+    /// The record of the task that the call becomes; `by` is the reason.
     fn record(&self, by: TaskTrigger) -> Record {
         let (shared, policy) = (&self.shared, &self.policy);
         let ClockReading { time: now, offset } = shared.clock.reading();
@@ -666,7 +699,7 @@ impl CallDriver {
         record
     }
 
-    /// The reason for which the call becomes a task now.
+    /// The reason why the call becomes a task now.
     fn cause(&self) -> TaskTrigger {
         let view = match &self.form {
             CallForm::Canonical(canonical) => canonical.view(),
@@ -681,7 +714,7 @@ impl CallDriver {
         }
     }
 
-    /// Sends the server's response to all waiters.
+    /// Replies to all waiting requests with the end of the call.
     fn reply(&mut self, end: &CallEnd) {
         let Some(held) = &mut self.detached else { return };
         let waiters = std::mem::take(&mut held.waiters);
@@ -702,7 +735,8 @@ impl CallDriver {
                 {
                     native.forget_presence(&self.shared);
                 }
-                // The client answers these on the stream.
+                // The input requests were relayed on the stream of the call, where the client responds to
+                // them.
                 held.open_requests.close_all().into_iter().for_each(|open| open.target.withdraw());
                 for waiter in waiters {
                     let ReplyTarget::Native(id) = &waiter.target else { continue };
@@ -713,7 +747,7 @@ impl CallDriver {
         }
     }
 
-    /// Sends the handle of the task to all waiters.
+    /// Replies to all waiting requests with the handle of the task.
     fn send_handle(&mut self) {
         let Some(held) = &mut self.detached else { return };
         let record =
@@ -737,7 +771,7 @@ impl CallDriver {
                     held.unsent.send(&waiter, reply.into());
                 }
                 if held.committed.is_empty() {
-                    // None of them can take a handle. Their errors say how to fetch it.
+                    // No waiting client supports tasks. The errors in their replies say how to get the task.
                     self.exchange.handle_committed();
                 }
             }
@@ -750,7 +784,7 @@ impl CallDriver {
         }
     }
 
-    /// Sends the handle to a retry that arrived before a client has it.
+    /// Replies with the handle of the task to a retry that arrived while the handle is being delivered.
     fn send_handle_to(&mut self, waiter: CallWaiter) {
         let (CallForm::Canonical(canonical), Some(held)) = (&self.form, &mut self.detached) else { return };
         let ReplyTarget::Canonical { call, capabilities } = &waiter.target else { return };
@@ -764,14 +798,14 @@ impl CallDriver {
         held.unsent.send(&waiter, reply.into());
     }
 
-    /// Replies to a retry that arrived too late to wait for the call itself.
+    /// Replies to a retry that arrived too late to wait for the call: with the task, or with an error.
     fn refuse_late(&mut self, waiter: CallWaiter) {
         let (CallForm::Canonical(canonical), Some(held)) = (&self.form, &self.detached) else { return };
         let ReplyTarget::Canonical { call, capabilities } = &waiter.target else { return };
         let (call, declares_tasks) = (Call::clone(call), capabilities.declares_tasks());
         let (shared, server, id) =
             (Arc::clone(&self.shared), canonical.server.description(), held.registration.id().clone());
-        // Spawned: loading the record may take long.
+        // Spawned, because loading the record may take long.
         self.shared.stopping.spawn(async move {
             let reply =
                 input_requests::late_retry_reply(&shared, &call, &server, (&id, true), declares_tasks).await;
@@ -779,6 +813,7 @@ impl CallDriver {
         });
     }
 
+    /// Queues the write of the call's end into the task record.
     fn settle(&mut self, end: CallEnd) {
         // The upstream stream has ended: release its connection first.
         self.replies = None;
@@ -801,7 +836,7 @@ impl CallDriver {
         }
     }
 
-    /// Handles a deadline of the exchange. A parked call may expire without a retry.
+    /// Handles a deadline of the exchange, and counts a parked call that expires without a retry.
     fn handle_due(&mut self, now: Instant) {
         let was_parked = self.exchange.phase() == ExchangePhase::Parked;
         self.exchange.handle_timeout(now);
@@ -810,7 +845,7 @@ impl CallDriver {
         }
     }
 
-    /// Notifies the client of a changed task status.
+    /// Notifies a legacy client of the task's status, if it has changed.
     fn send_status(&mut self) {
         let (CallForm::Native(native), Some(held)) = (&mut self.form, &mut self.detached) else { return };
         if let (Some(lines), Some(message)) =
@@ -820,6 +855,10 @@ impl CallDriver {
         }
     }
 
+    /// The state of a detached call.
+    ///
+    /// # Panics
+    /// If the call is polled in place.
     fn detached(&mut self) -> &mut DetachedState {
         self.detached.as_mut().expect("only a detached call reaches this")
     }
@@ -828,7 +867,8 @@ impl CallDriver {
 impl Drop for CallDriver {
     fn drop(&mut self) {
         if let Some(observed) = &mut self.observed {
-            // The client may have disconnected.
+            // Not done means that the client has disconnected: its threshold may have passed since the last
+            // event.
             if !self.exchange.is_done() {
                 self.exchange.observe_time(self.shared.clock.now());
             }
@@ -837,14 +877,17 @@ impl Drop for CallDriver {
     }
 }
 
+/// The time limits of a call on this route; `defer_after` is the threshold, if the call may become a task.
 fn deadlines(shared: &RouteContext, defer_after: Option<Duration>, view: TaskView) -> CallDeadlines {
     let questions = &shared.route.input_policy;
-    // A ticket holder may never retry, and does not see that a task waits for input.
+    // A client with a ticket may never call again, and does not see that its task waits for input. In a
+    // session in which calls take turns, an unanswered input request blocks other calls.
     let turn = (shared.upstream.is_turn_based() || view == TaskView::Ticket).then_some(questions.park);
     CallDeadlines { defer_after, settle: questions.settle, park: questions.park, input_timeout: turn }
 }
 
-/// The event that is due first; the exchange's own deadline if both are due at once.
+/// Waits for the earlier of two deadlines, of the exchange and of pending writes; that of the exchange if
+/// they are equal.
 async fn next_due(exchange: Option<Instant>, write: Option<Instant>) -> DriverEvent {
     match (exchange, write) {
         (exchange, Some(write)) if exchange.is_none_or(|exchange| write < exchange) => {
@@ -858,12 +901,14 @@ async fn next_due(exchange: Option<Instant>, write: Option<Instant>) -> DriverEv
     }
 }
 
+/// Waits until the call leaves the proxy's queue. Never resolves if the call is not queued.
 async fn wait_dequeued(waits: &mut Option<DequeueSignal>) -> DriverEvent {
     let _ = or_pending(waits.as_mut()).await;
     *waits = None;
     DriverEvent::Dequeued
 }
 
+/// Waits for the next event of the server. Never resolves while the server has no call.
 async fn next_reply(replies: &mut Option<UpstreamEvents>) -> UpstreamEvent {
     or_pending(replies.as_mut().map(StreamExt::next))
         .await

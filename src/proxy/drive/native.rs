@@ -1,8 +1,9 @@
-//! A driven call in its client's own form: both sides are of a legacy revision, so that messages pass
-//! unchanged, except for the proxy's ids and tasks.
+//! A driven call in its client's own form: client and server are both of a legacy revision, so that messages
+//! are relayed unchanged, except for request ids and references to tasks.
 //!
-//! An input request gets an id with its task and key when it is sent in the task. The client's response, a
-//! POST of its own, finds the call by that id, without any stored state.
+//! An input request that is sent in a task gets a request id that contains the task id and the request's key.
+//! The client sends its response in a POST of its own, and the proxy finds the call by that id, without
+//! stored state.
 
 use super::{
     canonical::{failure_event, result_event},
@@ -38,32 +39,36 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The state of such a call.
+/// The state of a driven call whose messages are in the client's own legacy revision.
 pub(in crate::proxy) struct NativeForm {
+    /// The owner of the task that the call may become.
     pub(in crate::proxy) owner: TaskPrincipal,
     /// The client's session, if it has an id.
     pub(in crate::proxy) session: Option<SessionKey>,
+    /// The name of the called tool.
     pub(in crate::proxy) tool: String,
     /// The time to live that the client requested for the task.
     pub(in crate::proxy) ttl: Option<Duration>,
-    /// Whether the client requested progress notifications; otherwise the token is the proxy's.
+    /// Whether the client requested progress notifications. If not, the call has a progress token of the
+    /// proxy, and progress is used only for the task's status message.
     pub(in crate::proxy) wants_progress: bool,
-    /// The view of the task.
+    /// The form in which the client sees the task.
     pub(in crate::proxy) view: TaskView,
-    /// The result format for the client.
+    /// The format of the `CreateTaskResult` for the client.
     pub(in crate::proxy) reader: TaskResultFormat,
-    /// How the client gets a ticket, if it gets one.
+    /// The options of the client's ticket; `None` if the client gets a task handle instead.
     pub(in crate::proxy) ticketing: Option<TicketOptions>,
-    /// The latest progress message, for the ticket.
+    /// The latest progress message, which the ticket's text contains.
     pub(in crate::proxy) progress: Option<String>,
     /// Signals to the upstream that the call has become a task.
     pub(in crate::proxy) deferral: Deferral,
-    /// Whether the client sends credentials.
+    /// Whether the client sends credentials, without which the next process cannot resume the call.
     pub(in crate::proxy) needs_credentials: bool,
-    /// Dropped after the replies.
+    /// The registration of the call in the client's session. Dropped after the upstream events of the call.
     pub(in crate::proxy) in_flight: Option<ProxyCallGuard>,
-    /// Of a task, until the call is made.
+    /// For a task whose call is not sent yet: signals that the session's GET stream is open.
     pub(in crate::proxy) opening: Option<StreamOpening>,
+    /// When the proxy began to serve the client's request.
     pub(in crate::proxy) began: Instant,
     /// The last status that the client was notified of.
     pub(in crate::proxy) last_status: &'static str,
@@ -72,8 +77,9 @@ pub(in crate::proxy) struct NativeForm {
 // === impl NativeForm ===
 
 impl NativeForm {
-    /// Whether the client has the capability for this input request inside a task, if that is known. A ticket
-    /// holder does not know tasks, and cannot decline a request that it never receives.
+    /// Whether the client can receive this input request while it waits with a ticket, by its declared
+    /// capabilities. True if these are unknown, or if the client does not use tickets: a client with tasks
+    /// declines requests itself.
     pub(super) fn can_be_asked(&self, shared: &RouteContext, asked: &ServerRequest) -> bool {
         let ServerRequest::Native(frame) = asked else { return true };
         let Kind::Request { method, params, .. } = frame.kind() else { return true };
@@ -82,24 +88,26 @@ impl NativeForm {
         known.is_none_or(|client| client.can_be_asked(method, params.as_deref()))
     }
 
-    /// A message of the server for a client that waits for the call itself.
+    /// The message to a client that waits for the call itself, for this message of the server. `None` for
+    /// progress that the client did not request.
     pub(super) fn inline_message(&self, frame: &Frame) -> Option<Bytes> {
         let is_progress = matches!(frame.kind(), Kind::Notification { method: Method::Progress, .. });
         (!is_progress || self.wants_progress).then(|| verbatim(frame))
     }
 
-    /// The same for a client of a task, which no longer waits for the call.
+    /// The message to the client of a task, for this notification of the server. `None` for progress that the
+    /// client did not request.
     pub(super) fn task_message(&self, frame: &Frame, task: &TaskId) -> Option<Bytes> {
         let Kind::Notification { method, .. } = frame.kind() else { return None };
         if self.view == TaskView::Ticket {
-            // The token belonged to a request that has been answered.
+            // Progress is dropped: its token belonged to a request that has been answered.
             return status_message::of_progress(frame).is_none().then(|| verbatim(frame));
         }
         if status_message::of_progress(frame).is_some() && !self.wants_progress {
             return None;
         }
         Some(match method {
-            // These are about the server, not about the call.
+            // These notifications are about the server, not about the call, and do not name the task.
             Method::ToolsListChanged
             | Method::PromptsListChanged
             | Method::ResourcesListChanged
@@ -108,6 +116,7 @@ impl NativeForm {
         })
     }
 
+    /// The record of the task that the call becomes at the time `now`.
     pub(super) fn record(
         &self,
         id: TaskId,
@@ -130,7 +139,7 @@ impl NativeForm {
         experimental::create_task_result(record, now, terms, reader, immediate)
     }
 
-    /// The handle, for a client that waits for the call itself.
+    /// The reply with the task's handle or ticket, to the waiting request with this id.
     pub(super) fn handle(&self, shared: &RouteContext, id: &RequestId, record: &Record) -> CallReply {
         let result = match &self.ticketing {
             Some(ticketing) => ticketing.running(shared, record).to_string().into_bytes(),
@@ -142,7 +151,9 @@ impl NativeForm {
         reply
     }
 
-    /// The response with the client's id, unchanged otherwise; or an error of the proxy.
+    /// The reply with the end of the call to the client's request with this id: the server's response,
+    /// unchanged except for the id, or an error of the proxy. `None` if the server's last message is not a
+    /// response.
     pub(super) fn reply(&self, shared: &RouteContext, id: &RequestId, end: &CallEnd) -> Option<CallReply> {
         let answer = |frame: &Frame, theirs: &RequestId| {
             let mut patch = BytesPatch::new(frame.as_bytes().clone());
@@ -180,7 +191,7 @@ impl NativeForm {
             CallEnd::Response(response) => match response.frame().kind() {
                 Kind::Success { result, .. } => {
                     result_event(result.len(), shared.ledger.quotas().stored_result_bytes, || {
-                        // Copied: a slice would keep the server's whole message in memory.
+                        // Copied, because a slice would keep the server's whole message in memory.
                         to_single_line(Bytes::copy_from_slice(result))
                     })
                 }
@@ -200,8 +211,9 @@ impl NativeForm {
         event
     }
 
-    /// Marks the session as unconfirmed after a failed call, because it may be gone: a client whose calls are
-    /// all answered by the proxy would otherwise never learn that.
+    /// Removes the session from the known ones after a failed call, because the session may be gone. The next
+    /// request is then checked with the server; otherwise a client whose requests are all answered by the
+    /// proxy would never learn that its session is gone.
     pub(super) fn forget_presence(&self, shared: &RouteContext) {
         if let Some(session) = self.session {
             shared.sessions.presence.forget(session);
@@ -213,14 +225,15 @@ impl NativeForm {
         TaskStreams::new(self.session.map(|session| shared.sessions.streams.follow(session)))
     }
 
-    /// Sees to it that the session's own stream is read, where the client knows that there is a task.
+    /// Ensures that the session's GET stream is read while the task runs, if the client knows the task.
+    /// Returns a handle to wait until the stream is open.
     pub(super) fn read_stream(&self, shared: &RouteContext) -> Option<StreamOpening> {
         let in_flight = self.in_flight.as_ref().filter(|_| self.view == TaskView::Experimental)?;
         Some(in_flight.read_stream(&shared.route.path, &shared.sessions.streams))
     }
 
-    /// The status notification for the client, if the status has changed (2025-11-25, *Tasks, Task Status
-    /// Notification*).
+    /// The status notification for the client, if the status has changed since the last one (2025-11-25,
+    /// *Tasks, Task Status Notification*). `None` for a client with a ticket.
     pub(super) fn status_notification(&mut self, shared: &RouteContext, task: &TaskId) -> Option<Bytes> {
         let record = shared.ledger.last_stored(task).filter(|record| record.view != TaskView::Ticket)?;
         let terms = shared.legacy_terms();
@@ -233,13 +246,13 @@ impl NativeForm {
     }
 }
 
-/// A message of the server, unchanged.
+/// The bytes of a message of the server, unchanged, on one line.
 pub(super) fn verbatim(frame: &Frame) -> Bytes {
     to_single_line(frame.as_bytes().clone())
 }
 
-/// Registers an input request on the stream of the call itself: its response may arrive after the call has
-/// become a task.
+/// Registers an input request that is sent on the stream of the call itself, because the client's response
+/// may arrive after the call has become a task.
 pub(super) fn register_inline(
     shared: &Arc<RouteContext>,
     session: Option<SessionKey>,
@@ -249,14 +262,15 @@ pub(super) fn register_inline(
     InlineRequest { relayed: session.map(|session| questions.register(session, id, ResponseOwner::Call)) }
 }
 
-/// The input request as the record stores it; none if the revision does not define its method.
+/// The input request as the task record stores it; `None` if the revision does not define its method.
 pub(super) fn recordable_request(frame: &Frame) -> Option<Bytes> {
     let Kind::Request { method, params, .. } = frame.kind() else { return None };
     let kind = InputKind::of(method)?;
     Some(InputRequest::new(kind, params.as_deref()).as_bytes().clone())
 }
 
-/// The input request as it is sent in the task. `knows` is whether the client knows the task.
+/// The JSON-RPC message that sends an input request in its task. `knows` is whether the client knows the
+/// task; then the message names the task.
 pub(super) fn task_request(open: &OpenRequest, task: &TaskId, knows: bool) -> Bytes {
     let id = offer::input_request_id(task, &open.key);
     let named = knows.then(|| task.as_str());

@@ -20,15 +20,18 @@ use std::{
     sync::Arc,
 };
 
-/// The open input requests of one call, by number.
+/// The input requests of one call that have no response yet, by number.
 pub(super) struct OpenRequests {
+    /// The path of the route, for the log and the metrics.
     route: Arc<str>,
+    /// Generates the key of each request.
     keys: InputKeys,
+    /// The number of the next request.
     next: InputNumber,
     /// The number of `input_required` results that were sent to the client.
     pub(super) round: u32,
     open: BTreeMap<InputNumber, OpenRequest>,
-    /// Counts recorded and closed requests.
+    /// Incremented whenever a request is recorded or closed: shows whether the stored anchor is out of date.
     pub(super) changes: u32,
     /// Input responses that came with the call itself.
     supplied: InputResponses,
@@ -36,44 +39,51 @@ pub(super) struct OpenRequests {
 
 /// An input request without a response.
 pub(super) struct OpenRequest {
-    /// The key within the call.
+    /// The key by which clients respond to the request; unique within the call.
     pub(super) key: String,
+    /// The request of the server.
     pub(super) asked: ServerRequest,
-    /// The server's id; none in an `input_required` result.
+    /// The server's request id; `None` for a request of an `input_required` result.
     pub(super) id: Option<RequestId>,
+    /// How the response reaches the server.
     pub(super) target: AnswerTarget,
-    /// Whether the task record holds the request.
+    /// Whether the task record contains the request.
     pub(super) is_recorded: bool,
-    /// Set if it was sent on the stream of the call itself, before there was a task.
+    /// Set if the request was sent on the stream of the call itself, before the call became a task.
     pub(super) inline: Option<InlineRequest>,
-    /// It was the answer to a request that waited with a ticket, and another is to bring its answer.
+    /// Whether the request was sent to a client that waited with a ticket, in the reply to its request: the
+    /// client will call again with the response.
     pub(super) mark_sent: bool,
+    /// Counts the request as open until it is closed.
     metric: metrics::OpenInputRequest,
 }
 
-/// How the response reaches the server.
+/// How the response to an input request reaches the server.
 pub(super) enum AnswerTarget {
-    /// Directly: the call waits for it.
+    /// Directly: the call at the server waits for the response.
     Direct(Box<dyn Responder>),
-    /// Under this key, when the call is made again.
+    /// When the call is made again, under this key of the server: the server ended the call with
+    /// `input_required`.
     Retry(String),
 }
 
 /// An input request that was sent on the stream of the call itself.
 pub(super) struct InlineRequest {
-    /// The registration for the client's response, which is relayed. None if the session has no id: then the
-    /// response cannot be attributed.
+    /// The registration for the client's response, which is relayed. `None` if the session has no id: then
+    /// the response cannot be attributed.
     pub(super) relayed: Option<RelayedInputRequest>,
 }
 
-/// Open input requests of one call; further ones are refused with an error.
+/// The maximum number of open input requests of one call; further ones are refused with an error.
 pub(in crate::proxy) const MAX_OPEN: usize = 64;
-/// Their total bytes. A single one may be larger.
+/// The maximum total size of the open input requests of one call, in bytes. A single request may be larger.
 const MAX_OPEN_BYTES: usize = 16 << 20;
 
 // === impl OpenRequests ===
 
 impl OpenRequests {
+    /// Creates an empty collection. `keys` are the configured keys for the first requests; `supplied` are the
+    /// input responses that came with the call itself.
     pub(super) fn new(route: &Arc<str>, keys: &[String], supplied: InputResponses) -> Self {
         Self {
             route: Arc::clone(route),
@@ -86,14 +96,14 @@ impl OpenRequests {
         }
     }
 
-    /// Whether there is space for this request.
+    /// Whether the limits of a call allow this further request.
     pub(super) fn has_room(&self, asked: &ServerRequest) -> bool {
         let bytes = self.open.values().map(|open| open.asked.len()).sum::<usize>();
         self.open.len() < MAX_OPEN && (self.open.is_empty() || bytes + asked.len() <= MAX_OPEN_BYTES)
     }
 
-    /// Adds a request with a new key and number. If the call came with a response for that key, the response
-    /// is returned.
+    /// Adds a request with a new key and number. `id` is the server's request id. Returns the number, and the
+    /// valid response for the key if one came with the call itself.
     pub(super) fn insert(
         &mut self,
         asked: ServerRequest,
@@ -132,7 +142,7 @@ impl OpenRequests {
         keys.iter().for_each(|key| self.keys.mark_used(key));
     }
 
-    /// Restores a request that the record holds.
+    /// Adds a request that the task record contains, under its recorded key.
     pub(super) fn restore(
         &mut self,
         key: String,
@@ -159,6 +169,7 @@ impl OpenRequests {
         );
     }
 
+    /// Counts a request as open, by its route, caller and method.
     fn count_open(&self, asked: &ServerRequest, origin: CallOrigin) -> metrics::OpenInputRequest {
         metrics::OpenInputRequest::open(
             &self.route,
@@ -167,23 +178,27 @@ impl OpenRequests {
         )
     }
 
+    /// The open input request with this number.
     pub(super) fn get(&self, ask: InputNumber) -> Option<&OpenRequest> {
         self.open.get(&ask)
     }
 
+    /// The open input request with this number.
     pub(super) fn get_mut(&mut self, ask: InputNumber) -> Option<&mut OpenRequest> {
         self.open.get_mut(&ask)
     }
 
+    /// All open input requests with their numbers, in the order of their arrival.
     pub(super) fn iter(&self) -> impl Iterator<Item = (InputNumber, &OpenRequest)> {
         self.open.iter().map(|(ask, open)| (*ask, open))
     }
 
+    /// The numbers of all open requests, in ascending order.
     pub(super) fn ids(&self) -> Vec<InputNumber> {
         self.open.keys().copied().collect()
     }
 
-    /// Marks the request as held by the task record.
+    /// Records that the task record contains the request.
     pub(super) fn mark_recorded(&mut self, ask: InputNumber) {
         self.changes += 1;
         if let Some(open) = self.open.get_mut(&ask) {
@@ -191,35 +206,38 @@ impl OpenRequests {
         }
     }
 
-    /// A client has been sent the question, and comes back with an answer.
+    /// Records that the request with this key was sent to a client that waited with a ticket, and will call
+    /// again with the response.
     pub(super) fn mark_sent(&mut self, key: &str) {
         if let Some(open) = self.open.values_mut().find(|open| open.key == *key) {
             open.mark_sent = true;
         }
     }
 
-    /// The request with this id of the server.
+    /// The number of the open request with this request id of the server.
     pub(super) fn by_id(&self, id: &RequestId) -> Option<InputNumber> {
         self.iter().find(|(_, open)| open.id.as_ref() == Some(id)).map(|(ask, _)| ask)
     }
 
+    /// The number of the open request with this key.
     pub(super) fn by_key(&self, key: &str) -> Option<InputNumber> {
         self.iter().find(|(_, open)| open.key == key).map(|(ask, _)| ask)
     }
 
-    /// Removes the request. The caller handles its end.
+    /// Removes the request without any message to the server or the client, which the caller sends.
     pub(super) fn close(&mut self, ask: InputNumber) -> Option<OpenRequest> {
         self.changes += 1;
         self.open.remove(&ask)
     }
 
-    /// Removes all requests.
+    /// Removes all requests without any message to the server or the client.
     pub(super) fn close_all(&mut self) -> Vec<OpenRequest> {
         std::mem::take(&mut self.open).into_values().collect()
     }
 
-    /// Handles the client's response, a result or an error. Returns the response with its key if the server
-    /// gets it when the call is made again.
+    /// Closes a request with the client's response, a result or an error, and sends the response to the
+    /// server. If the server gets it when the call is made again, returns the server's key and the response
+    /// instead.
     pub(super) fn answer(
         &mut self,
         ask: InputNumber,
@@ -240,20 +258,21 @@ impl OpenRequests {
         }
     }
 
-    /// Refuses a request that cannot be sent to the client.
+    /// Closes a request that cannot be sent to the client, and sends the server this JSON-RPC error.
     pub(super) fn refuse(&mut self, ask: InputNumber, code: i64, reason: &str) {
         if let Some(open) = self.close(ask) {
             open.refuse(&self.route, code, reason);
         }
     }
 
-    /// Declines a request without a response, in the way of its target.
+    /// Closes a request that gets no response from the client, and notifies the server.
     pub(super) fn decline(&mut self, ask: InputNumber) {
         let Some(open) = self.close(ask) else { return };
         open.decline(&self.route);
     }
 
-    /// Closes the requests that the client has answered on the stream of the call itself.
+    /// Closes the requests to which the client has responded on the stream of the call itself. Returns their
+    /// numbers.
     pub(super) fn close_answered_inline(&mut self) -> Vec<InputNumber> {
         let is_over = |open: &OpenRequest| open.is_answered_inline();
         let over: Vec<_> = self.iter().filter(|(_, open)| is_over(open)).map(|(ask, _)| ask).collect();
@@ -270,7 +289,7 @@ impl OpenRequests {
 // === impl OpenRequest ===
 
 impl OpenRequest {
-    /// Whether it is something that a client can be asked.
+    /// Whether a client with these capabilities can receive the request.
     pub(super) fn can_be_put_to(&self, askable: &Askable) -> bool {
         match &self.asked {
             ServerRequest::Canonical(request) => askable.allows(request),
@@ -281,13 +300,13 @@ impl OpenRequest {
         }
     }
 
-    /// Whether the response was relayed on the stream of the call itself.
+    /// Whether the client's response was relayed on the stream of the call itself.
     pub(super) fn is_answered_inline(&self) -> bool {
         let relayed = self.inline.as_ref().and_then(|put| put.relayed.as_ref());
         relayed.is_some_and(|relayed| !relayed.is_open())
     }
 
-    /// Notifies the server that there is no response.
+    /// Notifies the server that the client gives no response: with a `cancel` result, or an error.
     pub(super) fn decline(self, route: &str) {
         let is_answered = self.is_answered_inline();
         let Self { asked, target: way, metric: counted, .. } = self;
@@ -305,11 +324,12 @@ impl OpenRequest {
                     elicit::cancelled_response(request.kind()).map_err(|error| error.as_bytes().clone()),
                 );
             }
-            // Dropping the responder refuses the request.
+            // The responder is dropped, which refuses the request at the server.
             (ServerRequest::Native(_), _) | (_, AnswerTarget::Retry(_)) => counted.close_declined(),
         }
     }
 
+    /// Sends the server this JSON-RPC error as the response, and logs the refusal.
     pub(super) fn refuse(self, route: &str, code: i64, reason: &str) {
         self.metric.close_uncounted(InputRequestOutcome::Refused);
         if let Some(method) = self.asked.method() {
@@ -325,7 +345,8 @@ impl OpenRequest {
 // === impl AnswerTarget ===
 
 impl AnswerTarget {
-    /// Drops the request without any response to the server.
+    /// Drops the responder without a message to the server: the server needs no response, or gets it in
+    /// another way.
     pub(super) fn withdraw(self) {
         if let Self::Direct(answer) = self {
             answer.discard();

@@ -1,4 +1,5 @@
-//! Input requests of a server during a call: their way to the client and back.
+//! Forwards the input requests of a server during a call to the client, and the client's responses to the
+//! server.
 
 use super::{
     CallDriver, CallForm, DetachedState, QUEUED_MESSAGE, canonical, native,
@@ -29,13 +30,14 @@ use crate::{
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How often a server may end one call with `input_required`.
+/// How often a server may end one call with `input_required`, so that a server cannot keep a call alive
+/// forever.
 const MAX_RETRIES: usize = 64;
 
 // === impl CallForm ===
 
 impl CallForm {
-    /// The caller and the tool, for taps that show the input requests of the call.
+    /// The caller and the tool, for metrics and taps that show the open input requests of the call.
     fn origin(&self) -> CallOrigin {
         match self {
             Self::Canonical(canonical) => CallOrigin {
@@ -61,7 +63,7 @@ impl CallDriver {
         let phase = self.exchange.phase();
         let is_task = matches!(phase, ExchangePhase::CommittingHandle | ExchangePhase::Deferred);
         if is_task && held.open_requests.by_id(&question.id).is_some() {
-            // A resumed stream may repeat it.
+            // A resumed stream may repeat an input request.
             return question.responder.discard();
         }
         let question = match &mut self.form {
@@ -77,7 +79,7 @@ impl CallDriver {
                         self.exchange.handle_input_answered(ask);
                     }
                     if !held.open_requests.has_room(&question.request) {
-                        // The client answers it on its stream, whatever becomes of the call.
+                        // The request is relayed without being tracked: the client responds on its stream.
                         question.responder.discard();
                         let ServerRequest::Native(frame) = &question.request else { return };
                         return held.send_to_waiters(&native::verbatim(frame));
@@ -113,20 +115,22 @@ impl CallDriver {
         }
     }
 
-    /// Reserves space for a call that waits for a retry: it counts as a task.
+    /// Reserves space in the task quotas for a call that waits for a retry, because a parked call counts as a
+    /// task.
     fn park(&mut self) -> Result<(), TaskAdmissionError> {
         let is_task =
             matches!(self.exchange.phase(), ExchangePhase::CommittingHandle | ExchangePhase::Deferred);
         let CallForm::Canonical(canonical) = &self.form else { return Ok(()) };
         let principal = canonical.caller.principal;
-        // While it is being stored it has the room of its record.
+        // A call whose task is being stored has the space of its record.
         if !is_task && self.detached().parked.is_none() && self.detached().storing.is_none() {
             self.detached().parked = Some(self.shared.ledger.reserve(principal)?);
         }
         Ok(())
     }
 
-    /// The call is no task, as its record could not be stored: what was asked meanwhile needs room of its own.
+    /// Handles a failure to store the task. Input requests that arrived meanwhile need space in the quotas:
+    /// if no `reservation` was returned, space is reserved, or the requests are refused.
     pub(super) fn not_stored(&mut self, reservation: Option<Reservation>) {
         self.detached().parked = reservation;
         let asks = self.detached().open_requests.ids();
@@ -187,7 +191,7 @@ impl CallDriver {
         if !asks.is_empty()
             && let Err(no_room) = self.park()
         {
-            // No request is in flight that could be refused: the call ends.
+            // The server has ended the call and waits for no response that could be refused: the call ends.
             let error = ErrorObject::new(code::BUSY, no_room.to_string());
             return self.end(CallEnd::Refused(error, RequestOutcome::ProxyFailed));
         }
@@ -195,7 +199,7 @@ impl CallDriver {
         self.exchange.handle_input_required(asks, self.shared.clock.now());
     }
 
-    /// Makes the call again with all the input responses.
+    /// Makes the call again at the server, with all the input responses.
     pub(super) fn retry_call(&mut self) {
         if let Some((turned_over, answers)) = self.detached().pending_retry.take().map(|boxed| *boxed) {
             let replies = (turned_over.retry)(answers);
@@ -210,8 +214,9 @@ impl CallDriver {
         }
     }
 
-    /// Handles a response of a task's client that the record holds. If the input request was sent on another
-    /// stream, it is cancelled there.
+    /// Handles a response of a task's client to the input request `key`. `was_elsewhere` is whether the
+    /// response arrived by another way than the stream on which the input request was sent: then the request
+    /// is cancelled on that stream.
     pub(super) fn handle_response(&mut self, key: &str, outcome: Result<Bytes, Bytes>, was_elsewhere: bool) {
         let Some(held) = &mut self.detached else { return };
         let Some(ask) = held.open_requests.by_key(key) else { return };
@@ -219,7 +224,7 @@ impl CallDriver {
         let recorded =
             held.open_requests.get(ask).filter(|open| open.is_recorded).map(|open| open.id.clone());
         let place = held.streams.as_mut().and_then(|lines| lines.close_request(ask));
-        // It may have been sent on two streams and answered on one.
+        // The input request may have been sent on two streams and answered on one.
         let was_elsewhere =
             was_elsewhere || held.open_requests.get(ask).is_some_and(OpenRequest::is_answered_inline);
         if let (Some(line), true, Some(lines)) = (place, was_elsewhere, &mut held.streams) {
@@ -232,7 +237,7 @@ impl CallDriver {
         }
     }
 
-    /// Passes the response to its target.
+    /// Sends a response to the server, or keeps it until the call is made again.
     fn answer_request(&mut self, ask: InputNumber, outcome: Result<Bytes, Bytes>) {
         let DetachedState { open_requests: book, pending_retry: turned_over, .. } = self.detached();
         if let (Some((key, answer)), Some((_, answers))) =
@@ -262,7 +267,7 @@ impl CallDriver {
             return;
         }
         if matches!(self.exchange.phase(), ExchangePhase::Abandoned | ExchangePhase::Done) {
-            // Answered once the call has ended completely.
+            // The retry gets its reply when the call is closed.
             return self.detached().waiters.push(waiter);
         }
         let mut answered = BTreeSet::new();
@@ -272,7 +277,7 @@ impl CallDriver {
             else {
                 continue;
             };
-            // An invalid response leaves its input request open, and it is sent again.
+            // An invalid response leaves its input request open, which is sent to the client again.
             if let Ok(answer) = elicit::check_input_response(request, &answer) {
                 let key = open.key.clone();
                 self.span.event("deferral.question.answered", &[("deferral.question.key", &key)]);
@@ -300,8 +305,8 @@ impl CallDriver {
         }
     }
 
-    /// Expires an input request of the task without a response: the server is notified, and the task
-    /// continues.
+    /// Expires an input request of the task that has had no response in time. The request is first removed
+    /// from the record, then the server is notified; the task continues.
     pub(super) fn expire_request(&mut self, ask: InputNumber) {
         let held = self.detached();
         let Some(open) = held.open_requests.get(ask).filter(|open| !open.is_answered_inline()) else {
@@ -317,7 +322,8 @@ impl CallDriver {
         }
     }
 
-    /// Completes the expiry once the record does not hold the request.
+    /// Completes the expiry of an input request that the record does not contain any more: notifies the
+    /// server and the client, and writes a status message.
     pub(super) fn handle_expired(&mut self, ask: InputNumber, key: &str) {
         let Some(open) = self.withdraw_request(ask, "there was no response in time") else { return };
         self.span.event("deferral.question.lapsed", &[("deferral.question.key", key)]);
@@ -328,8 +334,8 @@ impl CallDriver {
         self.queue_write(task::TaskEvent::Progressed { message }, WriteFollowUp::Nothing);
     }
 
-    /// Nobody who waits for the result of the call can be asked this, by what they declared: the server is told, unless
-    /// somebody has been asked already.
+    /// Refuses an input request that no waiting client can receive, by the capabilities that they declared,
+    /// unless the request has been sent to a client before.
     pub(super) fn undeclared(&mut self, key: String) {
         let DetachedState { open_requests: book, streams: lines, .. } = self.detached();
         let Some(ask) = book.by_key(&key) else { return };
@@ -340,12 +346,13 @@ impl CallDriver {
                 let event = task::TaskEvent::InputWithdrawn { key };
                 self.queue_write(event, WriteFollowUp::Undeclared { ask });
             }
-            // Its record is being stored: those who wait look again once it is.
+            // The request is being recorded: the waiting clients check again once it is.
             Some(_) | None => {}
         }
     }
 
-    /// The record does not have it any longer: the server is refused it.
+    /// Completes the refusal of an input request that no waiting client can receive, once it is removed from
+    /// the record: sends the server an error.
     pub(super) fn refused_as_undeclared(&mut self, ask: InputNumber) {
         let Some(open) = self.withdraw_request(ask, NOT_DECLARED) else { return };
         self.span.event("deferral.question.refused", &[("deferral.question.key", &open.key)]);
@@ -353,14 +360,14 @@ impl CallDriver {
         if let (AnswerTarget::Retry(key), Some((_, answers)), Some(declined)) =
             (&open.target, self.detached().pending_retry.as_deref_mut(), declined)
         {
-            // There are no errors among the answers of a retry.
+            // A repeated call cannot contain errors as input responses: send a declined response.
             answers.insert(key.clone(), declined);
         }
         open.refuse(&self.shared.route.path, code::METHOD_NOT_FOUND, NOT_DECLARED);
         self.exchange.handle_input_answered(ask);
     }
 
-    /// Sends an input request on the stream of the call itself.
+    /// Relays an input request to the waiting client, on the stream of the call itself.
     pub(super) fn send_inline(&mut self, ask: InputNumber) {
         let CallForm::Native(native) = &self.form else { return };
         let (shared, session) = (&self.shared, native.session);
@@ -372,7 +379,8 @@ impl CallDriver {
         held.send_to_waiters(&message);
     }
 
-    /// Adds an input request to the task: first to its record, then to a listening client.
+    /// Places an input request in the task: first in its record, then on a stream of the client. Refuses a
+    /// request that the client cannot receive.
     pub(super) fn add_to_task(&mut self, ask: InputNumber) {
         let Some(held) = &mut self.detached else { return };
         let Some(open) = held.open_requests.get(ask) else { return };
@@ -405,7 +413,8 @@ impl CallDriver {
         let Some(held) = &mut self.detached else { return };
         let is_open = held.open_requests.get(ask).is_some();
         match result {
-            // The server has cancelled it meanwhile, or it was answered on the stream of the call.
+            // The request was closed meanwhile: cancelled by the server, or answered on the stream of the
+            // call.
             Ok(UpdateOutcome::Applied { .. }) if !is_open => self.write_withdrawal(key),
             Ok(UpdateOutcome::Applied { .. }) => {
                 held.open_requests.mark_recorded(ask);
@@ -415,17 +424,17 @@ impl CallDriver {
                 held.open_requests.refuse(ask, code::BUSY, &full.to_string());
                 self.exchange.handle_input_answered(ask);
             }
-            // The task has ended: no client will see the request.
+            // The task has ended, so that no client will receive the request.
             Ok(UpdateOutcome::Refused(_) | UpdateOutcome::Unknown) => held.open_requests.decline(ask),
-            // The proxy is shutting down. The next process may resume the call and receives the request
+            // The proxy is shutting down. The next process may resume the call, and then receives the request
             // again.
             Err(StoreError::Exists | StoreError::Unavailable(_)) => {}
         }
     }
 
-    /// Sends an input request to a listening client of the task. A request on the stream of the call itself
-    /// belongs to the task from now on; it is sent again if the client cannot answer it there any more, or
-    /// asks for it.
+    /// Queues a recorded input request for the streams of the task. If the request was relayed on the stream
+    /// of the call itself, its response belongs to the task from now on, and the request is sent again only
+    /// if the client has disconnected, or to a request that waits for the result.
     fn send_in_task(&mut self, ask: InputNumber) {
         let has_left = self.exchange.has_disconnected();
         let Some(held) = &mut self.detached else { return };
@@ -440,7 +449,7 @@ impl CallDriver {
         }
     }
 
-    /// Closes an input request whose response was relayed on the stream of the call itself.
+    /// Closes an input request to which the client has responded on the stream of the call itself.
     fn close_answered(&mut self, ask: InputNumber) {
         let Some(open) = self.detached().open_requests.close(ask) else { return };
         self.exchange.handle_input_answered(ask);
@@ -450,7 +459,7 @@ impl CallDriver {
         open.target.withdraw();
     }
 
-    /// Sends the queued input requests of the task to legacy clients that can receive them.
+    /// Sends the queued input requests of the task on its streams, to clients that can receive them.
     pub(super) fn send_queued_requests(&mut self) {
         let Some(DetachedState { open_requests: book, streams: Some(lines), registration: hold, .. }) =
             self.detached.as_deref_mut()
@@ -465,7 +474,8 @@ impl CallDriver {
         );
     }
 
-    /// Closes an input request, and cancels it on the stream on which it was sent in the task.
+    /// Closes an input request, and cancels it for the client on the stream on which it was sent in the task.
+    /// Returns the request; the caller notifies the server.
     fn withdraw_request(&mut self, ask: InputNumber, reason: &str) -> Option<OpenRequest> {
         let held = self.detached();
         let place = held.streams.as_mut().and_then(|lines| lines.close_request(ask));
@@ -476,16 +486,18 @@ impl CallDriver {
         Some(open)
     }
 
+    /// Closes all open input requests, and cancels them for the client. Returns them; dropping them refuses
+    /// them at the server.
     pub(super) fn withdraw_all(&mut self, reason: &str) -> Vec<OpenRequest> {
         let Some(held) = &mut self.detached else { return Vec::new() };
-        // Their responses were relayed: nothing is left to refuse.
+        // Requests whose responses were relayed must not be refused.
         held.open_requests.close_answered_inline();
         let asks = held.open_requests.ids();
         asks.into_iter().filter_map(|ask| self.withdraw_request(ask, reason)).collect()
     }
 
-    /// Sends the open input requests to all waiters as an `input_required` result. The call is parked
-    /// already, so that their disconnect is not a cancellation.
+    /// Replies to all waiting requests with the open input requests, as an `input_required` result. The call
+    /// is parked already, so that a disconnect of these clients does not cancel it.
     pub(super) fn send_input_required(&mut self, asks: &BTreeSet<InputNumber>) {
         let CallForm::Canonical(canonical) = &self.form else { return };
         let Some(held) = &mut self.detached else { return };
@@ -505,7 +517,7 @@ impl CallDriver {
     }
 }
 
-/// The method of the request.
+/// The method of an input request; empty if it is not a request.
 fn method_of(asked: &ServerRequest) -> String {
     match asked {
         ServerRequest::Canonical(request) => request.kind().method().to_string(),
@@ -516,7 +528,7 @@ fn method_of(asked: &ServerRequest) -> String {
     }
 }
 
-/// The cancellation of an input request that was sent in the task.
+/// The SSE event that cancels an input request for the client to which it was sent in the task.
 fn cancelled_notification(task: &TaskId, key: &str, reason: &str) -> Bytes {
     sse::message(&legacy::cancelled_notification(&offer::input_request_id(task, key), reason))
 }

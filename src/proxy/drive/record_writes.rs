@@ -1,4 +1,4 @@
-//! The queue of changes of a task record.
+//! The queue of changes of a task record, which are stored one after the other.
 
 use crate::{
     bridge::exchange::InputNumber,
@@ -8,20 +8,21 @@ use crate::{
 use futures_util::future::BoxFuture;
 use std::collections::VecDeque;
 
-/// Queued changes, the first of them being stored. The server is not read while there are [`MAX_OPEN`], so
-/// that a server that sends and cancels requests in a loop cannot fill it.
+/// Queued changes of a task record; the first is being stored. The server is not read while there are
+/// [`MAX_OPEN`], so that a server that sends and cancels requests in a loop cannot fill the queue.
 ///
 /// [`MAX_OPEN`]: super::open_requests::MAX_OPEN
 #[derive(Default)]
 pub(super) struct RecordWrites(VecDeque<(WriteFollowUp, BoxFuture<'static, WriteResult>)>);
 
-/// The outcome of a change. [`UpdateOutcome::Unknown`] also stands for a change outside the record.
+/// The outcome of a queued change. A change outside the record, such as of the anchor, has the outcome
+/// [`UpdateOutcome::Unknown`].
 pub(super) type WriteResult = Result<UpdateOutcome, StoreError>;
 
 /// What follows once a change is stored, or has failed.
 pub(super) enum WriteFollowUp {
     Nothing,
-    /// An input request is in the record: send it.
+    /// The record contains an input request: send it to the client.
     InputRequested {
         ask: InputNumber,
         key: String,
@@ -30,23 +31,25 @@ pub(super) enum WriteFollowUp {
     Withdrawn {
         key: String,
     },
-    /// An expired input request is removed from the record: decline it.
+    /// An expired input request is removed from the record: decline it at the server.
     TimedOut {
         ask: InputNumber,
         key: String,
     },
-    /// An input request that nobody who waits can be asked is no longer in it: it is refused.
+    /// An input request that no waiting client can receive is removed from the record: refuse it at the
+    /// server.
     Undeclared {
         ask: InputNumber,
     },
+    /// A progress message is stored; if that failed, it is stored later.
     Progress {
         message: String,
     },
-    /// The server has the responses under these keys.
+    /// Responses that the server has received are removed from the record.
     Delivered {
         keys: Vec<String>,
     },
-    /// The anchor is written; the call can be resumed from it if `has_event`.
+    /// The anchor is written. `has_event` is whether the call can be resumed from it.
     Anchor {
         has_event: bool,
     },
@@ -55,14 +58,17 @@ pub(super) enum WriteFollowUp {
 // === impl RecordWrites ===
 
 impl RecordWrites {
+    /// Whether no change is queued.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
+    /// The number of queued changes, including the one that is being stored.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
+    /// Queues a change, and what follows from it.
     pub(super) fn push(&mut self, after: WriteFollowUp, write: BoxFuture<'static, WriteResult>) {
         self.0.push_back((after, write));
     }
@@ -91,7 +97,8 @@ impl RecordWrites {
         self.0.iter().any(|(after, _)| is_one(after))
     }
 
-    /// Resolves with the next change that is stored or has failed. Cancel safe.
+    /// Waits until the first change is stored or has failed, and removes it. Returns what follows, and the
+    /// outcome. Never resolves if the queue is empty. Cancel safe.
     pub(super) async fn next(&mut self) -> (WriteFollowUp, WriteResult) {
         let result = or_pending(self.0.front_mut().map(|(_, write)| write)).await;
         let (after, _) = self.0.pop_front().expect("its first change was awaited");

@@ -1,4 +1,4 @@
-//! Resumes a task's call of a former process.
+//! Resumes the call of a task that a former process has left.
 
 use super::{
     CallDriver, CallForm, CallSpan, DetachedState, Exchange,
@@ -26,17 +26,23 @@ use crate::{
 use bytes::Bytes;
 use std::{sync::Arc, time::Instant};
 
-/// What belongs to a task that is to be resumed: its place among the held calls, its custody, and what the log is to
-/// say of it.
+/// The resources of a task whose call is to be resumed: the registration of the call, the lease of the task,
+/// and the task's entry in the log's report.
 pub(in crate::proxy) struct Resumption {
+    /// The registration of the call, with its mailbox.
     pub(in crate::proxy) hold: CallRegistration,
+    /// The lease of the task.
     pub(in crate::proxy) custody: TaskLease,
+    /// The task's entry in the log's report on recovered tasks.
     pub(in crate::proxy) fate: OrphanFate,
 }
 
-/// Goes on with a task's call, in the background; nothing is called. `record` was read after the place was registered.
-/// Where that cannot be, gives back what it was given: the server is none that it can be done with, or an answer may not
-/// have reached it and cannot be given to it any more.
+/// Resumes the call of a task in the background; the call is not sent again. `record` must have been loaded
+/// after the call was registered.
+///
+/// # Errors
+/// The unchanged `resumption` if the call cannot be resumed: the server does not support that, or may not
+/// have received a response that cannot be sent again.
 pub(in crate::proxy) fn resume_call(
     shared: &Arc<RouteContext>,
     resumption: Resumption,
@@ -55,13 +61,13 @@ pub(in crate::proxy) fn resume_call(
         AnchorForm::Native { .. } => Ok(Capabilities::none()),
     };
     let Ok(capabilities) = declared.map(Arc::new) else { return Err(resumption) };
-    // The session has been initialized already.
+    // The client info is not needed: the session has been initialized already.
     let caller = CallerIdentity { principal, credentials, capabilities, client_info: ClientInfo::default() };
     let deferral = Deferral::new(true);
     deferral.mark_deferred();
     let mut ids: Vec<_> = asked.iter().map(|question| question.id.clone()).collect();
     ids.extend(undelivered.iter().map(|answered| answered.id.clone()));
-    // The server has the other responses, and may still repeat those input requests.
+    // The server has received the other responses, and may still repeat their input requests.
     for id in anchor.questions.iter().filter_map(|(token, _)| parse_id(token)) {
         if !ids.contains(&id) {
             ids.push(id);
@@ -82,7 +88,7 @@ pub(in crate::proxy) fn resume_call(
     }
     let mut answered = Vec::new();
     for (UndeliveredResponse { key, id, answer }, way) in undelivered.into_iter().zip(ways.by_ref()) {
-        // The server may have it already, and then ignores a response with this id.
+        // A server that has the response already ignores another one with the same id.
         way.respond(answer);
         answered.push((id, key));
     }
@@ -131,7 +137,7 @@ pub(in crate::proxy) fn resume_call(
         exchange: Exchange::stored_task(manner, deadlines(shared, None, record.view)),
         replies: Some(replies),
         limits,
-        // The call is at the server already, whatever the limits are now.
+        // The call is not queued: the server has it already, whatever the limits are now.
         dequeued: None,
         observed: None,
         retries: 0,
@@ -152,42 +158,48 @@ pub(in crate::proxy) fn resume_call(
         driver.write_withdrawal(key);
     }
     driver.detached().registration.begin();
-    // Those who wait for the result have found no call to attach to.
+    // Requests that wait for the result have found no call to attach to, and attach now.
     shared.ledger.watchers.announce_to_waiters(&record.id);
     shared.stopping.spawn(driver.run());
     Ok(())
 }
 
-/// The input requests of a task, as the resuming process finds them.
+/// The state of a task's input requests, restored from the task record and the anchor of its call.
 pub struct RestoredInput {
-    /// Requests that can be answered.
+    /// Input requests that are still open.
     pub open: Vec<RestoredRequest>,
-    /// Responses that the server may not have.
+    /// Responses that the server may not have received.
     pub undelivered: Vec<UndeliveredResponse>,
-    /// Keys of requests and responses that cannot be delivered: the server has cancelled them, or its id for
-    /// them is unknown.
+    /// Keys of requests and responses that are obsolete and to be removed from the record: the server has
+    /// cancelled the request, or the server's request id is unknown.
     pub closed_keys: Vec<String>,
 }
 
-/// An input request that was open.
+/// An input request of a task that is still open.
 pub struct RestoredRequest {
+    /// The key in the task record.
     pub key: String,
+    /// The server's request id.
     pub id: RequestId,
+    /// The request, in the form of the call's messages.
     pub asked: ServerRequest,
 }
 
-/// A response that the server may not have.
+/// A client's response to an input request that the server may not have received.
 pub struct UndeliveredResponse {
+    /// The key of the input request in the task record.
     pub key: String,
+    /// The server's request id.
     pub id: RequestId,
+    /// The response: a result or an error, as raw JSON.
     pub answer: InputAnswer,
 }
 
 // === impl RestoredInput ===
 
 impl RestoredInput {
-    /// Reads them from the task record and the anchor of its call. `None` if a response cannot be delivered,
-    /// because the server's id of its request is unknown.
+    /// Restores the input requests from the task record and the anchor of its call. `None` if a response
+    /// cannot be sent again, because the server's request id is unknown.
     pub fn restore(record: &Record, anchor: &TaskAnchor) -> Option<Self> {
         let undelivered = undelivered_responses(record, anchor)?;
         let open = restored_requests(record, anchor);
@@ -197,12 +209,13 @@ impl RestoredInput {
     }
 }
 
+/// The request id with this raw JSON token.
 fn parse_id(token: &str) -> Option<RequestId> {
     RequestId::from_token(Bytes::copy_from_slice(token.as_bytes()))
 }
 
-/// The responses that the server may not have. `None` if one of them cannot be delivered, because the
-/// server's id of its request is unknown.
+/// The responses that the server may not have received. `None` if one of them cannot be sent again, because
+/// the server's request id is unknown.
 fn undelivered_responses(record: &Record, anchor: &TaskAnchor) -> Option<Vec<UndeliveredResponse>> {
     let answered = |(key, answer): (&String, &InputAnswer)| {
         let (token, _) = anchor.questions.iter().find(|(_, known)| known == key)?;
@@ -213,7 +226,7 @@ fn undelivered_responses(record: &Record, anchor: &TaskAnchor) -> Option<Vec<Und
     record.undelivered.iter().filter(is_wanted).map(answered).collect()
 }
 
-/// The open input requests.
+/// The open input requests, each once.
 fn restored_requests(record: &Record, anchor: &TaskAnchor) -> Vec<RestoredRequest> {
     let none = Default::default();
     let outstanding = match &record.state {
@@ -230,7 +243,7 @@ fn restored_requests(record: &Record, anchor: &TaskAnchor) -> Vec<RestoredReques
             AnchorForm::Canonical { .. } => {
                 ServerRequest::Canonical(InputRequest::from_raw(request.clone())?)
             }
-            // `request` has the members of the message except for two.
+            // `request` has all members of the message but `jsonrpc` and `id`.
             AnchorForm::Native { .. } => {
                 let head = format!(r#"{{"jsonrpc":"2.0","id":{token},"#);
                 ServerRequest::Native(
@@ -249,14 +262,16 @@ fn restored_requests(record: &Record, anchor: &TaskAnchor) -> Vec<RestoredReques
     open
 }
 
-/// The keys of outstanding requests that are not open any more: the anchor does not have them, or they cannot
-/// be read.
+/// The keys of requests that are outstanding in the record and cannot be restored: the anchor does not
+/// contain them, or they cannot be parsed.
 fn closed_keys(record: &Record, open: &[RestoredRequest]) -> Vec<String> {
     let TaskState::InputRequired { outstanding } = &record.state else { return Vec::new() };
     let is_open = |key: &&String| open.iter().any(|open| open.key == **key);
     outstanding.keys().filter(|key| !is_open(key)).cloned().collect()
 }
 
+/// The state of a resumed call in the form of 2026-07-28. The client's request is not known any more, except
+/// for the tool.
 fn canonical_form(
     caller: CallerIdentity,
     record: &Record,

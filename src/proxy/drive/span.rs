@@ -1,6 +1,6 @@
-//! The span of a call at the server: from before it is sent until its end, even if the call outlives its
-//! client. Its events are what happens to the call meanwhile: it becomes a task, receives input requests and
-//! responses, is cancelled.
+//! The trace span of a call at the server, from before the call is sent until its end, even if the call
+//! outlives its client's request. Span events record that the call becomes a task, input requests and
+//! responses, and cancellation.
 
 use super::super::{
     reply::{CallEnd, error_of},
@@ -21,21 +21,22 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// The span of a call at the server. A call that is dropped before its end was abandoned.
+/// The trace span of a call at the server. If it is dropped before an outcome is recorded, the span fails as
+/// `cancelled`.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct CallSpan {
     span: Span,
-    /// The span has the request id that was sent to the server.
+    /// Whether the span has the request id that was sent to the server.
     has_id: bool,
-    /// The span has the outcome.
+    /// Whether the span has an outcome.
     is_ended: bool,
 }
 
 // === impl CallSpan ===
 
 impl CallSpan {
-    /// Begins the span of a message, as a child of the request's span; no span if the request is not traced.
-    /// `id` is the one that the server is sent, if it is known already.
+    /// Begins the span of a message to the server, as a child of `trace`, the span of the client's request;
+    /// without `trace` nothing is recorded. `id` is the request id at the server, if it is known already.
     pub(in crate::proxy) fn begin(
         shared: &RouteContext,
         trace: Option<&TraceContext>,
@@ -52,7 +53,7 @@ impl CallSpan {
         Self { span, has_id: id.is_some(), is_ended: false }
     }
 
-    /// Begins the span of a call, and puts its context into the call for the server.
+    /// Begins the span of a call, and puts the span's context into the headers of the call for the server.
     pub(super) fn of_call(shared: &RouteContext, call: &mut Arc<Call>) -> Self {
         let span = Self::begin(shared, call.trace.as_deref(), (&call.method, call.target.as_deref()), None);
         if let Some(context) = span.context() {
@@ -63,7 +64,8 @@ impl CallSpan {
         span
     }
 
-    /// Begins the span of a recovered call, in its original trace.
+    /// Begins the span of a recovered call, in the trace of its original request. `id` is the request id at
+    /// the server.
     pub(super) fn of_record(shared: &RouteContext, record: &Record, id: u64) -> Self {
         let call = (&Method::ToolsCall, Some(&*record.tool));
         let mut span = Self::begin(shared, record.trace.as_deref(), call, Some(&RequestId::from_number(id)));
@@ -72,23 +74,24 @@ impl CallSpan {
         span
     }
 
-    /// The context that the server receives.
+    /// The trace context that the server receives; `None` if the call is not traced.
     pub(in crate::proxy) fn context(&self) -> Option<&TraceContext> {
         self.span.context()
     }
 
-    /// The span of the client's request that made the call, if it is recorded.
+    /// The context of the client's request that made the call; `None` if the call is not traced.
     pub(super) fn origin(&self) -> Option<Box<TraceContext>> {
         self.span.parent().map(Box::new)
     }
 
-    /// The same for a reply to `call`, if that is a retry.
+    /// The context of the client's request that made the call, for a reply to its retry `call`; `None` if
+    /// `call` is the original request.
     pub(super) fn origin_for(&self, call: &Call) -> Option<Box<TraceContext>> {
         let (own, theirs) = (self.context()?, call.trace.as_deref()?);
         (own.span != theirs.span).then(|| self.origin()).flatten()
     }
 
-    /// Adds an event with the first of these attributes.
+    /// Adds an event to the span, with at most one attribute: only the first of `keys` is used.
     pub(super) fn event(&mut self, name: &'static str, keys: &[(&'static str, &str)]) {
         if !self.span.is_recorded() {
             return;
@@ -99,7 +102,7 @@ impl CallSpan {
         }
     }
 
-    /// Adds an event for an input request of the server.
+    /// Adds an event for an input request of the server with this key and method.
     pub(super) fn record_input_request(&mut self, key: &str, method: &str) {
         if self.span.is_recorded() {
             let with = [
@@ -122,7 +125,7 @@ impl CallSpan {
         }
     }
 
-    /// Records the end of the call's task.
+    /// Records the status with which the call's task ends.
     pub(super) fn record_task_end(&mut self, event: &task::TaskEvent) {
         let status = match event {
             task::TaskEvent::Failed { .. } => "failed",
@@ -131,7 +134,7 @@ impl CallSpan {
         self.span.set("deferral.task.status", status);
     }
 
-    /// Records the end of the call.
+    /// Records the outcome of a driven call. Later outcomes are ignored.
     pub(super) fn record_end(&mut self, end: &CallEnd) {
         if !self.span.is_recorded() || std::mem::replace(&mut self.is_ended, true) {
             return;
@@ -143,8 +146,9 @@ impl CallSpan {
         }
     }
 
+    /// Records the server's response: its request id, and whether it is an error.
     fn record_response(&mut self, frame: &Frame) {
-        // A response has the id of its request, which is chosen when the request is written.
+        // The id of the response is that of the request, which the upstream chose when it wrote the request.
         if let (false, Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. }) =
             (self.has_id, frame.kind())
         {
@@ -163,7 +167,7 @@ impl CallSpan {
         }
     }
 
-    /// Records the outcome of a relayed call.
+    /// Records the outcome of a relayed call. Later outcomes are ignored.
     pub(in crate::proxy) fn record_outcome(&mut self, outcome: RequestOutcome) {
         if std::mem::replace(&mut self.is_ended, true) {
             return;
@@ -180,14 +184,15 @@ impl CallSpan {
         }
     }
 
-    /// Records that the call is left to the next process.
+    /// Records that the call is left to the next process, so that the span does not count as cancelled.
     pub(super) fn record_release(&mut self) {
         self.event("deferral.task.released", &[]);
         self.is_ended = true;
     }
 }
 
-/// Sets the attributes of the server's address; the rest of its URL may contain a key.
+/// Sets the attributes of the server's host and port. The rest of its URL is left out, because it may contain
+/// a key.
 fn set_server_address(span: &mut Span, address: Option<&ServerUrl>) {
     let Some(url) = address else { return span.set("network.transport", "pipe") };
     span.set("network.transport", "tcp");

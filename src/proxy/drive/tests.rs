@@ -1,4 +1,4 @@
-//! Calls in front of a test server of 2026-07-28 that returns `input_required` results.
+//! Tests of calls whose server returns `input_required` results or sends input requests.
 
 use crate::{
     bridge::request_state::SealKeyring,
@@ -40,13 +40,13 @@ type Signals = [(Drain, DrainWatch); 3];
 /// The capabilities of a client with task support.
 pub(super) const TASKS: &str = r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
 
-/// A route in front of this server.
+/// Creates the endpoint of a route with this server.
 pub(super) fn endpoint(server: impl Upstream, defer: policy::DeferPolicy) -> (Endpoint, Arc<SystemClock>) {
     let (endpoint, clock, _) = with_ledger(server, defer, policy::TaskQuotas::default());
     (endpoint, clock)
 }
 
-/// The same, with its signals.
+/// Creates the endpoint of a route with this server; also returns its shutdown signals.
 fn stoppable(server: impl Upstream, defer: policy::DeferPolicy) -> (Endpoint, Signals) {
     let clock = Arc::new(SystemClock::new());
     let ledger =
@@ -55,7 +55,7 @@ fn stoppable(server: impl Upstream, defer: policy::DeferPolicy) -> (Endpoint, Si
     (on(server, defer, &ledger, clock, &signals), signals)
 }
 
-/// The same, with its ledger.
+/// Creates the endpoint of a route with this server; also returns its clock and its ledger.
 fn with_ledger(
     server: impl Upstream,
     defer: policy::DeferPolicy,
@@ -65,7 +65,7 @@ fn with_ledger(
     let ledger = TaskLedger::new(Arc::new(MemoryStore::default()), None, quotas, clock.clone());
     let signals = [Drain::new(), Drain::new(), Drain::new()];
     let endpoint = on(server, defer, &ledger, clock.clone(), &signals);
-    // Never stopped.
+    // The signals are leaked, so that the endpoint never stops.
     std::mem::forget(signals);
     (endpoint, clock, ledger)
 }
@@ -101,12 +101,13 @@ fn on(
     Endpoint::new(Arc::new(route), server, ledger, Arc::default(), clock, keyring, watches)
 }
 
-/// The response to a client with these capabilities.
+/// Sends a request of a client with the capabilities `declares` (JSON), and returns the response.
 pub(super) async fn call(endpoint: &Endpoint, method: &str, declares: &str, params: Value) -> Value {
     answer(begin(endpoint, method, declares, params)).await
 }
 
-/// The call of a client with these capabilities; sent when it is polled.
+/// The messages for a request of a client with the capabilities `declares` (JSON); the request is sent when
+/// the stream is polled.
 fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -> ReplyStream {
     let declares: Value = serde_json::from_str(declares).expect("JSON");
     let name = params.get("name").or_else(|| params.get("taskId")).and_then(Value::as_str).map(str::to_owned);
@@ -146,11 +147,12 @@ async fn answer(mut items: ReplyStream) -> Value {
     panic!("it is answered")
 }
 
-/// Returns `input_required` with two requests this often; then a result that lists the responses of the last
-/// round.
+/// A server that returns `input_required` with two input requests in each of its rounds, and then a result
+/// that lists the responses of the last round.
 struct MultiRoundServer {
+    /// The number of `input_required` results.
     rounds: usize,
-    /// How long the first round takes, and the others.
+    /// How long the first response takes, and each further one.
     takes: [Duration; 2],
     /// The number of calls.
     called: Arc<AtomicUsize>,
@@ -190,16 +192,18 @@ impl MultiRoundServer {
     }
 }
 
-/// An input request of the server.
+/// An elicitation request with this message.
 fn question(what: &str) -> InputRequest {
     let params = json!({ "message": what, "requestedSchema": { "type": "object", "properties": {} } });
     let raw = json!({ "method": "elicitation/create", "params": params }).to_string();
     InputRequest::from_raw(raw.into()).expect("a question")
 }
 
-/// A server that is described after this delay, and answers with this function.
+/// A test server.
 pub(super) struct StandIn<F> {
+    /// How long the handshake takes.
     pub(super) preparing: Duration,
+    /// Returns the server's messages for a call.
     pub(super) answers: F,
 }
 
@@ -250,13 +254,13 @@ impl<F: Fn(OutgoingCall) -> UpstreamEvents + Send + Sync + 'static> Upstream for
     }
 }
 
-/// The server's response.
+/// The event of a server's response with this result (JSON).
 pub(super) fn response(result: &str) -> UpstreamEvent {
     let text = modern::success_response(&RequestId::from_number(0), result.as_bytes());
     UpstreamEvent::Final(CallResponse::relayed(Frame::parse(text).expect("a response")))
 }
 
-/// Receives the response to an input request.
+/// A responder that passes the response to an input request to a test server.
 struct AnswerSender(oneshot::Sender<Result<Bytes, Bytes>>);
 
 impl Responder for AnswerSender {
@@ -267,7 +271,7 @@ impl Responder for AnswerSender {
     fn discard(self: Box<Self>) {}
 }
 
-/// A server that sends an input request, and returns the response as its result.
+/// The events of a server that sends an input request, and returns the action of the response as its result.
 fn asking(outgoing: &OutgoingCall) -> UpstreamEvents {
     if outgoing.call.method == Method::ToolsList {
         return stream::iter([response(r#"{"tools":[]}"#)]).boxed();
@@ -302,7 +306,7 @@ fn turning(rounds: usize, takes: Duration) -> (Endpoint, Arc<AtomicUsize>) {
     (endpoint(server.stands_in(), LATE).0, called)
 }
 
-/// Responses to these input requests.
+/// The accepting input responses for these keys.
 fn answers<'a>(keys: impl IntoIterator<Item = &'a String>) -> Value {
     keys.into_iter().map(|key| (key.clone(), json!({ "action": "accept", "content": {} }))).collect()
 }
@@ -474,7 +478,8 @@ async fn delivery_to_one_of_two_clients_keeps_the_task() {
     }
 }
 
-/// A server that asks, and is told something; then logs so often, and answers.
+/// The events of a server that sends an input request, and after the response sends `lines` log messages and
+/// its result.
 fn talkative(outgoing: &OutgoingCall, lines: usize) -> UpstreamEvents {
     if outgoing.call.method == Method::ToolsList {
         return asking(outgoing);
@@ -492,7 +497,7 @@ fn talkative(outgoing: &OutgoingCall, lines: usize) -> UpstreamEvents {
     };
     let ends = async move {
         let _ = answer.await;
-        // Whoever comes back in this moment is here by now.
+        // Retries that are sent at the same time have arrived by then.
         sleep(Duration::from_secs(1)).await;
         let end = response(&json!({ "content": [{ "type": "text", "text": "done" }] }).to_string());
         stream::iter((0..lines).map(move |_| line()).chain([end]))
@@ -500,8 +505,8 @@ fn talkative(outgoing: &OutgoingCall, lines: usize) -> UpstreamEvents {
     stream::iter([UpstreamEvent::ServerRequest(asks)]).chain(stream::once(ends).flatten()).boxed()
 }
 
-/// A client that does not read what it is sent, and what another sends with the same `requestState` when the server
-/// has answered (`late`) or before.
+/// Sends two retries with the same `requestState`: one of a client that does not read its messages, and
+/// another before the server has responded, or after (`late`). Returns the response to the other.
 async fn beside_a_client_that_does_not_read(lines: usize, late: bool) -> Value {
     let server = StandIn { preparing: Duration::ZERO, answers: move |outgoing| talkative(&outgoing, lines) };
     let (endpoint, _) = endpoint(server, LATE);
@@ -516,7 +521,7 @@ async fn beside_a_client_that_does_not_read(lines: usize, late: bool) -> Value {
     }
     let other = answer(begin(&endpoint, "tools/call", ASKED, again));
     let answered = timeout(Duration::from_secs(10), other).await.expect("it waits for nobody else");
-    // Whoever begins to read finds all that it was sent.
+    // The first client still finds all its messages when it begins to read.
     let mut last = None;
     while let Some(item) = silent.next().await {
         last = Some(item);
@@ -535,7 +540,7 @@ async fn a_client_that_does_not_read_keeps_no_other_from_the_result() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_comes_back_too_late_does_not_wait_for_one_that_does_not_read() {
-    // As many as wait in its channel: the result is behind them.
+    // The log messages fill the channel of the first client, so that the result has to wait.
     let answered = beside_a_client_that_does_not_read(8, true).await;
     assert_eq!(answered["error"]["code"], crate::protocol::code::INVALID_PARAMS, "{answered}");
 }

@@ -1,8 +1,8 @@
-//! Changes of a task record, stored one after the other while its call continues.
+//! Queues the changes of a task record, which are stored one after the other while the call continues.
 //!
-//! The driver never waits for the store inside a step: a slow or failed store must not delay events of its
-//! client, its server and its clock. Each change is queued with what follows from it, and its result is one
-//! more event.
+//! The driver never waits for the store while it handles an event: a slow or failed store must not delay
+//! events of the client, the server and the clock. Each change is queued with what follows from it, and its
+//! outcome is another event of the driver.
 
 use super::{
     CallDriver,
@@ -16,13 +16,14 @@ use crate::{
 use futures_util::future::BoxFuture;
 use std::{future::ready, sync::Arc, time::Duration};
 
-/// The shortest time between two writes of progress.
+/// The shortest time between two writes of progress messages.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
 // === impl CallDriver ===
 
 impl CallDriver {
-    /// Queues a change of the task record, which is stored as soon as the store takes it.
+    /// Queues a change of the task record, with retries until the store takes it. No effect if the call is
+    /// not a task.
     pub(super) fn queue_write(&mut self, event: task::TaskEvent, after: WriteFollowUp) {
         let (ledger, overdue) = (Arc::clone(&self.shared.ledger), self.shared.overdue.clone());
         let held = self.detached();
@@ -31,7 +32,7 @@ impl CallDriver {
             Some(task) if held.writes.is_empty() => {
                 Box::pin(persist(ledger, task.id.clone(), event, overdue, None))
             }
-            // Counted, because it stays in memory while it waits behind others.
+            // The bytes of the event are counted, because it stays in memory while it waits behind others.
             Some(task) => match buffer(&ledger, &task.id, event) {
                 Ok((event, buffered)) => {
                     Box::pin(persist(ledger, task.id.clone(), event, overdue, Some(buffered)))
@@ -42,7 +43,7 @@ impl CallDriver {
         held.writes.push(after, write);
     }
 
-    /// Queues the server info, if the call became a task before the server was described.
+    /// Queues the server info for the record, if the call became a task before the server was described.
     pub(super) fn write_description(&mut self) {
         let Some(server) = self.server() else { return };
         let record = self.shared.ledger.last_stored(self.id());
@@ -52,7 +53,8 @@ impl CallDriver {
         }
     }
 
-    /// Queues the latest progress message, if there is one. Not retried: newer progress may come.
+    /// Queues the latest progress message for the record, if there is one. Unlike other changes it is not
+    /// retried at once, because newer progress may arrive.
     pub(super) fn write_progress(&mut self) {
         let ledger = Arc::clone(&self.shared.ledger);
         let held = self.detached();
@@ -66,7 +68,7 @@ impl CallDriver {
         held.writes.push(WriteFollowUp::Progress { message }, write);
     }
 
-    /// Queues the removal of a task whose handle reached no client.
+    /// Queues the removal of the task from the store, because its handle reached no client.
     pub(super) fn discard_task(&mut self) {
         let held = self.detached();
         if let Some(task) = held.lease.take() {
@@ -94,7 +96,7 @@ impl CallDriver {
                     self.set_resume_point(point);
                 }
             }
-            // On failure the next process delivers them again, which is harmless.
+            // If the write failed, the next process may send the responses again, which is harmless.
             WriteFollowUp::Delivered { keys } => {
                 if result.is_ok()
                     && let Some(anchored) = &mut self.detached().anchor
@@ -104,19 +106,19 @@ impl CallDriver {
             }
             WriteFollowUp::Withdrawn { key } => match result {
                 Ok(UpdateOutcome::Applied { .. }) => {}
-                // It has been answered in this moment, or the task has ended.
+                // The input request was answered before the removal, or the task has ended.
                 Ok(UpdateOutcome::Refused(_) | UpdateOutcome::Unknown) => self.write_delivered(vec![key]),
-                // The proxy is shutting down. The record may have a response, or get one.
+                // The proxy is shutting down. The record may contain a response, or receive one.
                 Err(_) => self.keep_withdrawal(key),
             },
-            // Otherwise it has been answered in this moment, and the response is in flight; or the task has
-            // ended, or the proxy is shutting down.
+            // If the removal was not applied, the input request was answered before and the response is in
+            // the mailbox, the task has ended, or the proxy is shutting down: then there is nothing to do.
             WriteFollowUp::TimedOut { ask, key } => {
                 if matches!(result, Ok(UpdateOutcome::Applied { .. })) {
                     self.handle_expired(ask, &key);
                 }
             }
-            // Likewise.
+            // If the removal was not applied, there is nothing to do, as with `TimedOut`.
             WriteFollowUp::Undeclared { ask } => {
                 if matches!(result, Ok(UpdateOutcome::Applied { .. })) {
                     self.refused_as_undeclared(ask);
@@ -128,7 +130,7 @@ impl CallDriver {
                 let pause = if result.is_ok() { PROGRESS_PERIOD } else { STORE_RETRY_DELAY };
                 progress.not_before = Some(now + pause);
                 if result.is_err() {
-                    // No client has seen it, unless there is newer progress.
+                    // The message is kept for the next write, unless there is newer progress.
                     progress.message.get_or_insert(message);
                 }
             }

@@ -5,11 +5,11 @@ use std::{
     hash::Hash,
 };
 
-/// A map of the last `MOST` inserted entries.
+/// A map of at most `MOST` entries: inserting a further one evicts the entry that was inserted first.
 #[derive(Debug)]
 pub(super) struct BoundedMap<K, V, const MOST: usize> {
     entries: HashMap<K, V>,
-    /// The keys, the oldest first; may contain removed ones.
+    /// The keys in the order of insertion, the oldest first; may contain keys of removed entries.
     order: VecDeque<K>,
 }
 
@@ -22,6 +22,7 @@ impl<K, V, const MOST: usize> Default for BoundedMap<K, V, MOST> {
 }
 
 impl<K: Clone + Eq + Hash, V, const MOST: usize> BoundedMap<K, V, MOST> {
+    /// The value of this key. Does not change the order of eviction.
     pub(super) fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key)
     }
@@ -30,7 +31,7 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> BoundedMap<K, V, MOST> {
         self.entries.contains_key(key)
     }
 
-    /// Inserts an entry. Returns the key that was evicted for it.
+    /// Inserts or replaces an entry. Returns the key of the entry that was evicted to make space, if any.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<K> {
         if self.entries.insert(key.clone(), value).is_some() {
             return None;
@@ -40,16 +41,17 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> BoundedMap<K, V, MOST> {
         self.entries.remove(&oldest).map(|_| oldest)
     }
 
-    /// Removes an entry. Returns whether it was there.
+    /// Removes an entry. Returns whether the map contained it.
     pub(super) fn remove(&mut self, key: &K) -> bool {
         self.entries.remove(key).is_some()
     }
 
-    /// Keeps only these entries. Visits all.
+    /// Keeps the entries whose keys satisfy the predicate. Visits all entries.
     pub(super) fn retain(&mut self, mut stays: impl FnMut(&K) -> bool) {
         self.entries.retain(|key, _| stays(key));
     }
 
+    /// The numbers of entries and of keys in the order list.
     #[cfg(test)]
     pub(super) fn sizes(&self) -> (usize, usize) {
         (self.entries.len(), self.order.len())

@@ -1,8 +1,8 @@
-//! The sender of a request: its principal, session and revision.
+//! The legacy client that sent a request: its principal, session and revision.
 //!
-//! This is the only place that determines a legacy client's revision, once for each request. Requests in a
-//! session name it in a header; without the header it is the negotiated one (2025-11-25, *Protocol Version
-//! Header*), which is remembered for sessions of 2025-11-25, the only legacy revision with tasks.
+//! Only this module determines a legacy client's revision, once for each request. Requests in a session name
+//! the revision in a header. Without the header, the negotiated revision applies (2025-11-25, *Protocol
+//! Version Header*), which is remembered for sessions of 2025-11-25, the only legacy revision with tasks.
 
 use super::{SessionKey, bounded_map::BoundedMap};
 use crate::{
@@ -15,30 +15,32 @@ use crate::{
 use http::HeaderMap;
 use std::sync::Arc;
 
-/// The sender of a request.
+/// The legacy client that sent a request.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::proxy) struct LegacyClient {
     pub(in crate::proxy) principal: Principal,
-    /// The session; none if it has no id.
+    /// The session of the request; `None` if the request has no session id.
     pub(in crate::proxy) session: Option<SessionKey>,
-    /// The revision, if it is known.
+    /// The protocol revision of the request; `None` if it is unknown.
     revision: Option<Revision>,
 }
 
-/// The sessions whose handshake agreed on a revision with tasks, the last [`REMEMBERED`] of them.
+/// The negotiated revisions of sessions, for those sessions whose revision has tasks; the last [`REMEMBERED`]
+/// of them.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct SessionRevisions {
     /// Locked for one insertion or look-up.
     sessions: Mutex<BoundedMap<SessionKey, Revision, REMEMBERED>>,
 }
 
-/// Such sessions that are remembered. Each costs about 50 bytes; the revision of an evicted session is known
-/// by its header only.
+/// Sessions whose revision is remembered. Each costs about 50 bytes; in an evicted session the revision is
+/// known only for requests with the header.
 const REMEMBERED: usize = 16 << 10;
 
 // === impl LegacyClient ===
 
 impl LegacyClient {
+    /// Identifies the client by the headers of its request.
     pub(in crate::proxy) fn of(
         principal: Principal,
         headers: &HeaderMap,
@@ -52,17 +54,18 @@ impl LegacyClient {
         Self { principal, session, revision }
     }
 
-    /// Whether its revision has tasks.
+    /// Whether the client's revision has tasks (2025-11-25); false if the revision is unknown.
     pub(in crate::proxy) fn has_task_support(&self) -> bool {
         self.revision.is_some_and(Revision::has_tasks)
     }
 
-    /// Whether progress notifications may have a message. Clients name their revision only since 2025-06-18.
+    /// Whether progress notifications to this client may contain a `message`. True if the revision is
+    /// unknown: clients name their revision only since 2025-06-18.
     pub(in crate::proxy) fn has_progress_messages(&self) -> bool {
         self.revision.is_none_or(Revision::progress_has_message)
     }
 
-    /// The owner of the tasks that it makes and fetches.
+    /// The owner of the tasks that this client creates and fetches on this route.
     pub(in crate::proxy) fn owner(&self, route: &Route) -> TaskPrincipal {
         let scope = match self.session {
             // Only the session distinguishes anonymous clients.
@@ -75,7 +78,8 @@ impl LegacyClient {
         TaskPrincipal { principal: *self.principal.as_bytes(), route: Arc::clone(&route.path), scope }
     }
 
-    /// Whether this client's tasks can be distinguished from others', so that they can be listed.
+    /// Whether the client's tasks can be distinguished from those of other clients, so that they can be
+    /// listed: the client has a session or is not anonymous.
     pub(in crate::proxy) fn is_identifiable(&self) -> bool {
         self.session.is_some() || !self.principal.is_anonymous()
     }
@@ -84,12 +88,12 @@ impl LegacyClient {
 // === impl SessionRevisions ===
 
 impl SessionRevisions {
-    /// Records the negotiated revision of a new session.
+    /// Records the negotiated revision of a new session. Only revisions with tasks are stored.
     pub(in crate::proxy) fn learn(&self, session: SessionKey, revision: Revision) {
         let mut sessions = self.sessions.lock();
         match revision.has_tasks() {
             true => drop(sessions.insert(session, revision)),
-            // The server may have assigned the id before.
+            // An earlier session may have had the same id.
             false => drop(sessions.remove(&session)),
         }
     }

@@ -1,29 +1,30 @@
-//! Request ids of clients that could collide with the proxy's.
+//! Request ids of clients that could collide with the proxy's request ids.
 //!
-//! Requests of the proxy in a client's session have ids from 2^30 on ([`own_ids`]). Clients rarely use that
-//! range; ids that they have used are skipped.
+//! Requests that the proxy sends in a client's session have ids from 2^30 on ([`own_ids`]). Clients rarely
+//! use that range; ids that a client has used are skipped.
 
 use super::{SessionKey, bounded_map::BoundedMap};
 use crate::{protocol::RequestId, runtime::Mutex, upstream::own_ids};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// The ids that a route's clients have used in requests and as progress tokens.
+/// The ids in the proxy's range that a route's clients have used in requests and as progress tokens.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct ClientIds {
-    /// Whether there are any.
+    /// Whether any id was recorded: lets most requests skip the lock.
     has_any: AtomicBool,
     /// Locked for one insertion or look-up.
     used: Mutex<BoundedMap<(SessionKey, u64), (), REMEMBERED>>,
 }
 
-/// Ids that are remembered for all sessions of a route. Each costs about 60 bytes; an evicted one may be
-/// assigned to a request of the proxy, once in a thousand million requests.
+/// Ids that are remembered for all sessions of a route. Each costs about 60 bytes. The probability that a
+/// request of the proxy gets an evicted id is one in a thousand million.
 const REMEMBERED: usize = 16 << 10;
 
 // === impl ClientIds ===
 
 impl ClientIds {
-    /// Records an id of a client's request. Cheap if it is outside the range, as most are.
+    /// Records an id that a client has used in this session. Cheap for an id outside the proxy's range, as
+    /// most are.
     pub(in crate::proxy) fn mark_used(&self, session: SessionKey, id: &RequestId) {
         if let Some(number) = id.as_number().filter(|&number| own_ids::is_client_session_id(number)) {
             self.used.lock().insert((session, number), ());
@@ -31,7 +32,8 @@ impl ClientIds {
         }
     }
 
-    /// The next id for a request of the proxy in this session.
+    /// Returns a fresh id for a request of the proxy in a client's session, which the client has not used
+    /// there.
     pub(in crate::proxy) fn next_of_ours(&self, session: Option<SessionKey>) -> u64 {
         loop {
             let number = own_ids::next_in_client_session();

@@ -1,7 +1,7 @@
 //! The GET streams of legacy sessions, and their channels for messages of the proxy.
 //!
-//! A stream is the server's, relayed as it comes; messages of the proxy are inserted between two of the
-//! server's events.
+//! A GET stream is the server's and is relayed unchanged; messages of the proxy are inserted between two of
+//! the server's events.
 
 use super::SessionKey;
 use crate::{bridge::outbox::StreamId, runtime::Mutex};
@@ -13,28 +13,31 @@ use std::sync::{
 };
 use tokio::sync::{OwnedMutexGuard, mpsc, watch};
 
-/// The GET streams, by session.
+/// The open GET streams of a route's legacy clients, by session.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct GetStreams {
-    /// Only sessions with streams or followers.
+    /// The sessions that have streams, expected streams or followers.
     sessions: DashMap<SessionKey, Arc<SessionStreams>>,
 }
 
+/// The GET streams of one session.
 #[derive(Debug, Default)]
 struct SessionStreams {
-    /// The open streams; the last one is used.
+    /// The open streams; messages of the proxy go to the last one.
     open: Mutex<Vec<OpenStream>>,
-    /// Requests of the client for one, until they are answered.
+    /// The number of [`ExpectedStream`]s: GET requests of the client that have no response yet.
     expected: AtomicUsize,
-    /// Held while the proxy reads the session's stream in place of its client.
+    /// Locked while the proxy reads the session's stream from the server in place of its client.
     reading: Arc<Reading>,
+    /// Notifies followers when `open` or `expected` changes.
     changed: watch::Sender<()>,
 }
 
-/// Held across waits, as a connection is open meanwhile.
+/// An async lock, because it is held for as long as the proxy's stream to the server is open.
 type Reading = tokio::sync::Mutex<()>;
 
-/// A client's request for its session's stream. Until it is dropped, the proxy reads none in the client's place.
+/// A client's GET request for its session's stream that has no response yet. Until it is dropped, the proxy
+/// does not read the stream in the client's place.
 pub(in crate::proxy) struct ExpectedStream {
     streams: Arc<GetStreams>,
     key: SessionKey,
@@ -45,20 +48,20 @@ pub(in crate::proxy) struct ExpectedStream {
 struct OpenStream {
     id: StreamId,
     sender: mpsc::Sender<Bytes>,
-    /// It continues a broken stream, perhaps only to the end of one response.
+    /// Whether the stream continues a broken one (`Last-Event-ID`), perhaps only to the end of one response.
     resumed: bool,
 }
 
-/// One open stream; closed when dropped.
+/// The receiving side of one open GET stream; dropping it removes the stream.
 pub(in crate::proxy) struct GetStream {
     streams: Arc<GetStreams>,
     key: SessionKey,
     id: StreamId,
-    /// Messages to insert into it.
+    /// Messages of the proxy to insert into the stream (SSE events).
     pub(in crate::proxy) messages: mpsc::Receiver<Bytes>,
 }
 
-/// Follows the streams of a session.
+/// Observes which GET stream of a session messages of the proxy go to.
 pub(in crate::proxy) struct StreamFollower {
     streams: Arc<GetStreams>,
     key: SessionKey,
@@ -66,12 +69,14 @@ pub(in crate::proxy) struct StreamFollower {
     changed: watch::Receiver<()>,
 }
 
-/// Messages that are buffered for a client that reads slowly; beyond, its tasks wait.
+/// Messages that are buffered for one stream whose client reads slowly. Beyond this number the client's tasks
+/// wait.
 const MESSAGE_BUFFER: usize = 64;
 
-/// Stream ids are unique in the process.
+/// The next stream id.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
+/// Returns a stream id that is unique in the process.
 pub(in crate::proxy) fn next_stream_id() -> StreamId {
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
@@ -79,14 +84,15 @@ pub(in crate::proxy) fn next_stream_id() -> StreamId {
 // === impl GetStreams ===
 
 impl GetStreams {
-    /// Opens a stream of the session.
+    /// Registers an open GET stream of the session. `resumed` is whether it continues a broken stream: then a
+    /// stream opened without `Last-Event-ID` takes precedence.
     pub(in crate::proxy) fn open(self: &Arc<Self>, key: SessionKey, resumed: bool) -> GetStream {
         let (sender, receiver) = mpsc::channel(MESSAGE_BUFFER);
         let line = next_stream_id();
         let session = self.session(key);
         {
             let mut open = session.open.lock();
-            // A new stream takes precedence over one that continues a broken stream.
+            // Resumed streams are first in the list, because the last stream is used.
             let at =
                 if resumed { open.iter().take_while(|stream| stream.resumed).count() } else { open.len() };
             open.insert(at, OpenStream { id: line, sender, resumed });
@@ -95,7 +101,8 @@ impl GetStreams {
         GetStream { streams: Arc::clone(self), key, id: line, messages: receiver }
     }
 
-    /// The client of a session asks for a stream.
+    /// Registers that the client of a session has requested a GET stream, until the returned value is
+    /// dropped.
     pub(in crate::proxy) fn expect(self: &Arc<Self>, key: SessionKey) -> ExpectedStream {
         let session = self.session(key);
         session.expected.fetch_add(1, Ordering::AcqRel);
@@ -103,6 +110,7 @@ impl GetStreams {
         ExpectedStream { streams: Arc::clone(self), key, session }
     }
 
+    /// Observes the streams of a session. The follower's first [`StreamFollower::changed`] resolves at once.
     pub(in crate::proxy) fn follow(self: &Arc<Self>, key: SessionKey) -> StreamFollower {
         let session = self.session(key);
         let mut changed = session.changed.subscribe();
@@ -122,8 +130,10 @@ impl GetStreams {
         self.remove_if_idle(key);
     }
 
+    /// Removes a session without streams, expected streams and followers.
     fn remove_if_idle(&self, key: SessionKey) {
-        // Only the map holds it, under the lock of its shard: no other thread can reach it meanwhile.
+        // A count of 1 means that only the map holds the session. The shard is locked, so that no other
+        // thread can get another reference meanwhile.
         self.sessions
             .remove_if(&key, |_, session| Arc::strong_count(session) == 1 && session.open.lock().is_empty());
     }
@@ -132,7 +142,7 @@ impl GetStreams {
 // === impl SessionStreams ===
 
 impl SessionStreams {
-    /// Whether the client listens, or is about to.
+    /// Whether the client has an open GET stream, or has requested one.
     fn has_client(&self) -> bool {
         self.expected.load(Ordering::Acquire) > 0 || !self.open.lock().is_empty()
     }
@@ -141,12 +151,12 @@ impl SessionStreams {
 // === impl ExpectedStream ===
 
 impl ExpectedStream {
-    /// Whether the proxy reads the session's stream now.
+    /// Whether the proxy reads the session's stream from the server now, in the client's place.
     pub(in crate::proxy) fn is_taken(&self) -> bool {
         self.session.reading.try_lock().is_err()
     }
 
-    /// Waits until the proxy does not read the stream any more, which it has been told to stop.
+    /// Waits until the proxy has stopped reading the session's stream; it stops because this request exists.
     pub(in crate::proxy) async fn is_free(&self) {
         drop(self.session.reading.lock().await);
     }
@@ -173,13 +183,14 @@ impl Drop for GetStream {
 // === impl StreamFollower ===
 
 impl StreamFollower {
-    /// Resolves when another stream may be the one to use; the first time at once.
+    /// Resolves when the current stream may have changed; the first time at once.
     pub(in crate::proxy) async fn changed(&mut self) {
-        // The sender lives in `session`.
+        // Never an error: the sender is a field of `session`.
         let _ = self.changed.changed().await;
     }
 
-    /// Takes the session's stream for the proxy as soon as its client neither listens nor is about to.
+    /// Waits until the client neither has a GET stream nor has requested one, and until no one else reads in
+    /// its place. Returns a guard, during which the proxy may read the session's stream.
     pub(in crate::proxy) async fn take(&mut self) -> OwnedMutexGuard<()> {
         loop {
             while self.session.has_client() {
@@ -192,19 +203,19 @@ impl StreamFollower {
         }
     }
 
-    /// Resolves when the client listens, or is about to.
+    /// Resolves when the client has a GET stream or has requested one.
     pub(in crate::proxy) async fn client_comes(&mut self) {
         while !self.session.has_client() {
             self.changed().await;
         }
     }
 
-    /// The stream to use.
+    /// The stream that messages of the proxy go to; `None` if the client has none.
     pub(in crate::proxy) fn current_stream(&self) -> Option<StreamId> {
         self.session.open.lock().last().map(|stream| stream.id)
     }
 
-    /// The channel of a stream; none if it is closed.
+    /// The channel for messages to this stream; `None` if the stream is closed.
     pub(in crate::proxy) fn sender(&self, line: StreamId) -> Option<mpsc::Sender<Bytes>> {
         let open = self.session.open.lock();
         open.iter().find(|stream| stream.id == line).map(|stream| stream.sender.clone())

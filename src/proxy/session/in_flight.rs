@@ -1,17 +1,17 @@
-//! Calls in flight in the sessions of legacy clients: the proxy's, which are tasks or may become some, and
-//! the clients' own.
+//! Calls in flight in the sessions of legacy clients. *Proxy calls* are sent by the proxy and are tasks or
+//! may become tasks; *client calls* are relayed.
 //!
-//! A session is kept open for the proxy's calls. Many clients end their session when they disconnect, and
-//! fetch their tasks in another one (2025-11-25, *Session Management*; *Tasks*); the tasks run in the former
-//! session, so its server receives the DELETE only after the last of them.
+//! A session is kept open for its proxy calls. Many clients end their session when they disconnect, and fetch
+//! their tasks in another session (2025-11-25, *Session Management*; *Tasks*). The tasks run in the former
+//! session, so the server receives the DELETE of that session only after the last proxy call.
 //!
-//! Messages on the session's own stream may belong to a call of the proxy. Progress names its call; an input
-//! request names none, and is attributed to the only call in flight. With several calls in flight it cannot
-//! be attributed, and neither can it after a call was abandoned without its end: the server may still work at
-//! that one.
+//! Messages on the session's GET stream may belong to a proxy call. A progress notification names its call.
+//! An input request names none, and is attributed to the only call in flight. It cannot be attributed if
+//! several calls are in flight, or if a call was abandoned before its end, because the server may still
+//! execute the abandoned call.
 //!
 //! A cancelled call is neither in flight nor abandoned: its server has been notified, and sends no response
-//! ([`CANCELLATION_WINDOW`]). Otherwise one cancelled call would block the input requests of all later ones
+//! ([`CANCELLATION_WINDOW`]). Otherwise one cancelled call would block the input requests of all later calls
 //! in its session.
 
 use super::{
@@ -44,90 +44,100 @@ use tokio_util::sync::CancellationToken;
 #[derive(Default)]
 pub(in crate::proxy) struct InFlightCalls {
     clock: SystemClock,
+    /// The calls in flight of each session; sessions without any are absent.
     sessions: DashMap<SessionKey, SessionCalls>,
     /// Locked for one insertion or look-up.
     abandoned: Mutex<AbandonedCalls>,
-    /// The numbers of the proxy's calls that ended recently: later progress notifications for them are
-    /// dropped. Locked for one insertion or look-up.
+    /// The numbers of proxy calls that ended recently: later progress notifications for them are dropped.
+    /// Locked for one insertion or look-up.
     ended: Mutex<BoundedMap<(SessionKey, u64), (), REMEMBERED>>,
 }
 
-/// The calls that were abandoned in their sessions without their ends, the last [`REMEMBERED`] of them.
+/// The calls that were abandoned before their end, the last [`REMEMBERED`] of them, and the cancellations.
 #[derive(Debug, Default)]
 struct AbandonedCalls {
     calls: BoundedMap<(SessionKey, RequestDigest), (), REMEMBERED>,
-    /// The number of them in each session; never 0.
+    /// The number of abandoned calls in each session; never 0.
     in_session: HashMap<SessionKey, usize>,
-    /// The last cancellation in each session.
+    /// The time of the last cancellation in each session.
     cancelled: BoundedMap<SessionKey, Instant, REMEMBERED>,
 }
 
 /// The digest of a request id.
 type RequestDigest = [u8; 16];
 
+/// The calls in flight of one session.
 #[derive(Default)]
 struct SessionCalls {
+    /// Calls that the proxy sends.
     proxy_calls: Vec<ProxyCall>,
-    /// Calls that the client makes itself.
+    /// Calls of the client that are relayed.
     client_calls: Vec<Arc<PendingRequest>>,
-    /// Runs after the end of the proxy's last call: the client has ended the session.
+    /// Set once the client has ended the session: ends it at the server, after the last proxy call.
     end: Option<Box<dyn FnOnce() + Send + Sync>>,
-    /// Reads the session's own stream where its client does not, once one of ours is a task.
+    /// Reads the session's GET stream while its client does not. Present once a proxy call is a task.
     reader: Option<StreamReader>,
 }
 
-/// One call of the proxy.
+/// One proxy call.
 struct ProxyCall {
+    /// The request id at the server, which is also the progress token unless `token` is set.
     number: u64,
     began: Instant,
-    /// The client's own progress token.
+    /// The client's own progress token, if the call was sent with it.
     token: Option<RequestId>,
     call: Arc<dyn OffStreamCall>,
 }
 
-/// Registers a call of the proxy in a session. The last one to be dropped ends a session that its client has
-/// ended.
+/// The registration of a proxy call in a session; removed when dropped. If the client has ended the session,
+/// dropping the last guard ends the session at the server.
 pub(in crate::proxy) struct ProxyCallGuard {
     in_flight: Arc<InFlightCalls>,
     key: SessionKey,
     number: u64,
 }
 
-/// Registers a call of the client. The call stays in flight while its response is read after the client
-/// disconnected.
+/// The registration of a relayed POST of a client (a call, or a batch of calls); removed when dropped. It is
+/// also held while the response is read on after the client disconnected.
 pub(in crate::proxy) struct ClientCall {
     in_flight: Arc<InFlightCalls>,
     key: SessionKey,
-    /// The request ids of the call.
+    /// The request ids of the calls.
     requests: SmallVec<[RequestId; 1]>,
-    /// The client resumes the response of an abandoned call.
+    /// Whether the client resumes the response stream of calls that count as abandoned.
     is_resumed: bool,
+    /// Whether the calls were answered, or never reached the server.
     answered: AtomicBool,
+    /// The cancellation state of the client's requests.
     pending: Arc<PendingRequest>,
 }
 
 /// The owner of an input request that names no call.
 enum RequestOwner {
-    /// No call of the proxy is in flight.
+    /// The client: no proxy call is in flight, so the request is relayed.
     Client,
+    /// The proxy call that the request is attributed to.
     Call(Arc<dyn OffStreamCall>),
-    /// It cannot be attributed, for this reason; any call of the proxy can refuse it.
+    /// The request cannot be attributed, for this reason. This proxy call refuses it; any other could as
+    /// well.
     Unclear(Arc<dyn OffStreamCall>, &'static str),
 }
 
-/// Abandoned calls, and ended calls of the proxy, that are remembered. Each costs about 100 bytes. If one is
-/// evicted too early, its input request may be sent to the client of another call in its session.
+/// Abandoned calls that are remembered, and as many ended proxy calls and cancellations. Each costs about 100
+/// bytes. If an abandoned call is evicted too early, its input request may be attributed to another call in
+/// its session.
 const REMEMBERED: usize = 16 << 10;
 
-/// How long a cancelled call may still send input requests, if another call was in flight at the
-/// cancellation: messages that the server sent before it read the cancellation are in flight. Later calls
-/// follow the cancellation.
+/// How long input requests of a cancelled call may still arrive, because the server may have sent messages
+/// before it received the cancellation. Only calls in flight at the cancellation are affected: the server
+/// receives later calls after the cancellation.
 const CANCELLATION_WINDOW: Duration = Duration::from_secs(10);
 
 // === impl InFlightCalls ===
 
 impl InFlightCalls {
-    /// Registers a call of the proxy under this number, or with the client's own progress token.
+    /// Registers a proxy call. `number` is its request id at the server; `token` is the client's own progress
+    /// token, if the call is sent with it.
     pub(in crate::proxy) fn begin_proxy_call(
         self: &Arc<Self>,
         key: SessionKey,
@@ -140,7 +150,8 @@ impl InFlightCalls {
         ProxyCallGuard { in_flight: Arc::clone(self), key, number }
     }
 
-    /// Registers a call of the client.
+    /// Registers relayed calls of a client, with the ids of their requests. `comes_back` is whether the
+    /// client resumes the response stream of calls that were abandoned.
     pub(in crate::proxy) fn begin_client_call(
         self: &Arc<Self>,
         key: SessionKey,
@@ -154,8 +165,9 @@ impl InFlightCalls {
         Arc::new(ClientCall { in_flight, key, requests, is_resumed: comes_back, answered, pending: asked })
     }
 
-    /// Handles the end of this session by its client. Returns whether calls of the proxy continue in it: then
-    /// `end` notifies the server after the last of them, and the server must not be notified before.
+    /// Handles a client's request to end this session. Returns whether proxy calls continue in the session:
+    /// then the function that `end` creates runs after the last of them and ends the session at the server,
+    /// which must not be notified before.
     pub(in crate::proxy) fn end_session<E>(&self, key: SessionKey, end: impl FnOnce() -> E) -> bool
     where
         E: FnOnce() + Send + Sync + 'static,
@@ -168,15 +180,15 @@ impl InFlightCalls {
         true
     }
 
-    /// Records a cancellation in this session.
+    /// Records that a call in this session is cancelled now. No effect if no call is in flight.
     pub(in crate::proxy) fn cancel(&self, key: SessionKey) {
         if self.sessions.contains_key(&key) {
             self.abandoned.lock().cancelled.insert(key, self.clock.now());
         }
     }
 
-    /// Reopens a session whose id the server has assigned again: abandoned calls of the former one are over,
-    /// and its end is not sent in the new one.
+    /// Resets a session whose id the server has assigned to a new session: abandoned calls of the former
+    /// session are over, and the end of the former session is not sent in the new one.
     pub(in crate::proxy) fn reopen(&self, key: SessionKey) {
         self.abandoned.lock().remove_session(key);
         if let Some(mut calls) = self.sessions.get_mut(&key) {
@@ -184,13 +196,13 @@ impl InFlightCalls {
         }
     }
 
-    /// Whether a call of the proxy is in flight in a session.
+    /// Whether a proxy call is registered in the session.
     pub(in crate::proxy) fn has_proxy_call(&self, key: SessionKey) -> bool {
         self.sessions.get(&key).is_some_and(|calls| !calls.proxy_calls.is_empty())
     }
 
-    /// Passes a message of the session's own stream to the proxy's call that it belongs to. Returns whether
-    /// there is one.
+    /// Passes a message of the session's GET stream to the proxy call that it belongs to. Returns whether the
+    /// proxy has handled the message; otherwise it is for the client. `route` is for the log.
     pub(in crate::proxy) fn dispatch(&self, route: &str, key: SessionKey, frame: Frame) -> bool {
         match frame.kind() {
             Kind::Notification { method: Method::Progress, params: Some(params) } => {
@@ -199,7 +211,7 @@ impl InFlightCalls {
                 };
                 match self.by_token(key, &token) {
                     Some(call) => call.receive(frame),
-                    // It belongs to an ended call of the proxy.
+                    // Progress of an ended proxy call is dropped.
                     None => return token.echoed_number().is_some_and(|number| self.has_ended(key, number)),
                 }
                 true
@@ -234,7 +246,7 @@ impl InFlightCalls {
         }
     }
 
-    /// The owner of an input request on the session's own stream.
+    /// The owner of an input request on the session's GET stream.
     fn request_owner(&self, key: SessionKey) -> RequestOwner {
         let Some(calls) = self.sessions.get(&key) else { return RequestOwner::Client };
         let in_flight = || calls.proxy_calls.iter().filter(|ours| ours.call.is_in_flight());
@@ -255,7 +267,7 @@ impl InFlightCalls {
         }
     }
 
-    /// The call that progress under this token belongs to.
+    /// The proxy call with this progress token.
     fn by_token(&self, key: SessionKey, token: &RequestId) -> Option<Arc<dyn OffStreamCall>> {
         let number = token.echoed_number();
         let about = |ours: &&ProxyCall| match &ours.token {
@@ -265,18 +277,18 @@ impl InFlightCalls {
         Some(self.sessions.get(&key)?.proxy_calls.iter().find(about)?.call.clone())
     }
 
-    /// A call of ours in a session.
+    /// Any proxy call in the session, with which the session's GET stream can be read.
     pub(super) fn any_of_ours(&self, key: SessionKey) -> Option<Arc<dyn OffStreamCall>> {
         Some(self.sessions.get(&key)?.proxy_calls.first()?.call.clone())
     }
 
-    /// The call that this input request of the server was attributed to.
+    /// The proxy call that this input request of the server was attributed to.
     fn by_request_id(&self, key: SessionKey, id: &RequestId) -> Option<Arc<dyn OffStreamCall>> {
         let asked = |ours: &&ProxyCall| ours.call.has_open_request(id);
         Some(self.sessions.get(&key)?.proxy_calls.iter().find(asked)?.call.clone())
     }
 
-    /// Whether a call of the proxy with this number ended recently.
+    /// Whether a proxy call with this number ended recently in the session.
     fn has_ended(&self, key: SessionKey, number: u64) -> bool {
         self.ended.lock().contains(&(key, number))
     }
@@ -297,7 +309,7 @@ impl SessionCalls {
 // === impl AbandonedCalls ===
 
 impl AbandonedCalls {
-    /// Records a call that was abandoned without its end.
+    /// Records a call that was abandoned before its end.
     fn insert(&mut self, key: SessionKey, request: &RequestId) {
         let call = (key, request_digest(request));
         if self.calls.contains(&call) {
@@ -309,8 +321,8 @@ impl AbandonedCalls {
         }
     }
 
-    /// Whether an abandoned or cancelled call may still send an input request that could be attributed to a
-    /// call that `began` then.
+    /// Whether an abandoned or cancelled call in the session may still send an input request at the time
+    /// `now`, which could then wrongly be attributed to a call that started at `began`.
     fn can_send_request(&self, key: SessionKey, began: Instant, now: Instant) -> bool {
         let cancelled = self.cancelled.get(&key).filter(|at| can_still_request(**at, began, now));
         cancelled.is_some() || self.in_session.contains_key(&key)
@@ -339,13 +351,13 @@ impl AbandonedCalls {
     }
 }
 
-/// Whether a call that was cancelled at this time may still send an input request that could be attributed to
-/// one that `began`.
+/// Whether an input request of a call that was cancelled `at` this time may still arrive at the time `now`,
+/// and could be attributed to a call that started at `began`.
 fn can_still_request(at: Instant, began: Instant, now: Instant) -> bool {
     began <= at && now < at + CANCELLATION_WINDOW
 }
 
-/// Digested, because an id may have any length.
+/// The digest of a request id, because an id may have any length.
 fn request_digest(request: &RequestId) -> RequestDigest {
     *Principal::derive(&[&request.value()]).as_bytes()
 }
@@ -353,7 +365,8 @@ fn request_digest(request: &RequestId) -> RequestDigest {
 // === impl ProxyCallGuard ===
 
 impl ProxyCallGuard {
-    /// The call is a task: the session's own stream is read for it from here on, be it by its client.
+    /// Ensures that the session's GET stream is read from now on, because the call is a task: by the proxy
+    /// while the client does not read it. Returns a handle to wait until the stream is open.
     pub(in crate::proxy) fn read_stream(&self, route: &Arc<str>, streams: &Arc<GetStreams>) -> StreamOpening {
         let mut calls = self.in_flight.calls(self.key);
         calls
@@ -399,8 +412,8 @@ impl ResponseInterest for ClientCall {
         &self.pending.reading_on
     }
 
-    /// Records that the call was answered, or never reached the server. A call that is dropped without it is
-    /// abandoned.
+    /// Records that the calls were answered, or never reached the server. Calls whose registration is dropped
+    /// without this record are abandoned.
     fn mark_answered(&self) {
         if !self.answered.swap(true, Relaxed) && self.is_resumed {
             let mut left = self.in_flight.abandoned.lock();
@@ -411,7 +424,7 @@ impl ResponseInterest for ClientCall {
 
 impl Drop for ClientCall {
     fn drop(&mut self) {
-        // A resumed call was recorded before; the server was notified of a cancelled one.
+        // A resumed call counts as abandoned already, and of a cancelled call the server was notified.
         if !*self.answered.get_mut() && !self.is_resumed && !self.pending.cancellation().is_cancelled() {
             let mut left = self.in_flight.abandoned.lock();
             self.requests.iter().for_each(|request| left.insert(self.key, request));

@@ -1,9 +1,11 @@
 //! Reads a session's GET stream in place of a client that does not listen, while a task runs in the session.
 //!
-//! A server that asks on that stream, or reports progress there, needs one to send on: without it most drop the message,
-//! and the call waits for an answer for ever. What is the task's is told to its call, which has the client asked in
-//! `tasks/result` (2025-11-25, *Tasks, Input Required Status*); the rest the client would not have received either.
-//! A server may serve one such stream at a time, so the proxy's ends as soon as the client asks for one of its own.
+//! Some servers send input requests and progress notifications of a call on the session's GET stream. Without
+//! an open stream most of them drop the message, and the call waits forever for an input response. Messages
+//! of the task are passed to its call, which forwards input requests in `tasks/result` (2025-11-25, *Tasks,
+//! Input Required Status*). Other messages are dropped: a client that does not listen would not receive them
+//! over a direct connection either. A server may allow only one GET stream at a time, so the proxy closes its
+//! own as soon as the client requests one.
 
 use super::{
     InFlightCalls, SessionKey,
@@ -13,22 +15,25 @@ use crate::upstream::SessionMessage;
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::watch, task::AbortHandle, time::timeout};
 
-/// How long the call of a task waits until the stream is open: a server may ask first of all.
+/// How long the call of a task waits until the GET stream is open: the server's first message may be an input
+/// request on that stream.
 const OPENING: Duration = Duration::from_millis(100);
 
-/// The reader of one session's stream; ends when dropped.
+/// A background task that reads one session's GET stream while its client does not; stopped when dropped.
 pub(super) struct StreamReader {
     reading: AbortHandle,
+    /// Whether the stream is open, or it is known that the server has none.
     settled: watch::Receiver<bool>,
 }
 
-/// Whether the stream of a session is read by now, by its client or in its place.
+/// Signals when the GET stream of a session is open, by its client or in the client's place, or when it is
+/// known that the server has none.
 pub(in crate::proxy) struct StreamOpening(watch::Receiver<bool>);
 
 // === impl StreamReader ===
 
 impl StreamReader {
-    /// Begins to read, in the background.
+    /// Starts to read the session's stream in the background. `route` is for the log.
     pub(super) fn begin(
         route: &Arc<str>,
         in_flight: &Arc<InFlightCalls>,
@@ -41,6 +46,7 @@ impl StreamReader {
         Self { reading: reading.abort_handle(), settled }
     }
 
+    /// A handle to wait until the stream is open.
     pub(super) fn opening(&self) -> StreamOpening {
         StreamOpening(self.settled.clone())
     }
@@ -55,12 +61,14 @@ impl Drop for StreamReader {
 // === impl StreamOpening ===
 
 impl StreamOpening {
-    /// Waits for the stream, for a moment.
+    /// Waits until the stream is open or it is known that the server has none; at most [`OPENING`].
     pub(in crate::proxy) async fn settled(mut self) {
         let _ = timeout(OPENING, self.0.wait_for(|is_settled| *is_settled)).await;
     }
 }
 
+/// Reads the session's stream whenever its client does not, until the session has no proxy call, or the
+/// server has no such stream.
 async fn read(
     route: Arc<str>,
     in_flight: Arc<InFlightCalls>,
@@ -73,7 +81,7 @@ async fn read(
     }
     loop {
         let reading = streams.take().await;
-        // One knows the session as well as another; with the last of them this ends.
+        // Any proxy call can read the session's stream; without one there is nothing to read for.
         let Some(call) = in_flight.any_of_ours(key) else { return };
         let (route, told, is_open) = (Arc::clone(&route), Arc::clone(&in_flight), Arc::clone(&settled));
         let hear = move |message| match message {

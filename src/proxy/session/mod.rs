@@ -1,7 +1,7 @@
-//! The proxy's state of legacy clients' sessions.
+//! The proxy's state about the sessions of legacy clients.
 //!
-//! A session belongs to its server; the proxy's state about it is in these files, each with a bound. This
-//! module sends nothing and never waits for a server.
+//! A session belongs to its server. Each file of this module holds one kind of state that the proxy keeps
+//! about sessions, within a bound. This module sends nothing and never waits for a server.
 
 mod bounded_map;
 mod client;
@@ -42,26 +42,26 @@ use tokio::sync::Notify;
 /// The state of the sessions of one route.
 #[derive(Default)]
 pub(super) struct LegacySessions {
-    /// The sessions that exist.
+    /// The sessions that are known to exist at the server.
     pub(super) presence: SessionPresence,
-    /// The revisions of sessions of 2025-11-25.
+    /// The negotiated revisions of sessions of 2025-11-25.
     pub(super) revisions: SessionRevisions,
-    /// Requests of clients with their cancellations, and ended sessions.
+    /// Requests of clients in flight, with their cancellations, and ended sessions.
     pub(super) pending_requests: Arc<PendingRequests>,
-    /// Ids of the proxy's range that clients have used.
+    /// Request ids in the proxy's range that clients have used.
     pub(super) client_ids: ClientIds,
-    /// Requests that broken streams left unanswered, for clients that resume.
+    /// Requests that broken streams left unanswered, for clients that resume the streams.
     pub(super) unfinished_streams: Arc<UnfinishedStreams>,
     /// Calls in flight, the proxy's and the clients', for the attribution of input requests.
     pub(super) in_flight: Arc<InFlightCalls>,
     /// Input requests on the streams of calls that are not tasks yet.
     pub(super) input_requests: Arc<RelayedInputRequests>,
-    /// Calls that may become unsolicited tasks, by the client's own request id: a cancellation names that id,
-    /// which the server does not know.
+    /// Calls that may become tasks although their clients did not request tasks, by the client's own request
+    /// id: a cancellation names that id, which the server does not know.
     pub(super) waiting_calls: Arc<RequestMap<TaskId>>,
-    /// The sessions with ticket tools.
+    /// The sessions that were given the ticket tools.
     pub(super) ticket_holders: TicketHolders,
-    /// Requests that wait with a ticket, by the client's own id: a cancellation ends the wait.
+    /// Requests that wait with a ticket, by the client's own request id: a cancellation ends the wait.
     pub(super) ticket_waits: Arc<RequestMap<Arc<Notify>>>,
     /// The GET streams of the sessions.
     pub(super) streams: Arc<GetStreams>,
@@ -70,11 +70,11 @@ pub(super) struct LegacySessions {
 // === impl LegacySessions ===
 
 impl LegacySessions {
-    /// Updates the state of a session after a response of its server. `begins` is whether the request was
-    /// `initialize`.
+    /// Updates the state of a session after a response of its server to a request other than a DELETE.
+    /// `begins` is whether the request was `initialize`.
     ///
-    /// A server may assign the id of an ended session again: an id derived from the user, or a constant. Then
-    /// the session exists again.
+    /// A server may assign the id of an ended session to a new one, for example an id derived from the user,
+    /// or a constant. Then the state of the former session is reset.
     pub(super) fn note_response(&self, client: &LegacyClient, begins: bool, passed: &LegacyResponse) {
         self.presence.note_response(client, false, passed);
         let opened = passed.headers.get(&SESSION_ID).filter(|_| begins && passed.status.is_success());

@@ -1,14 +1,14 @@
-//! Pending requests, and whether a response is still owed: the client may have cancelled them, or ended their
-//! session.
+//! Pending requests of legacy clients, and whether the client is still owed a response: it may have cancelled
+//! the request, or ended the session.
 //!
-//! A server sends no response to a cancelled request (2025-11-25, *Cancellation*), and pending requests of an
-//! ended session simply close. Over a direct connection the stream just ends, and so it does here: an error
-//! of the proxy would reach a client that no longer knows the request, and some clients close their transport
-//! on one. Requests are [tracked](PendingRequest) while they are in flight; cancellations of other requests
-//! are not stored.
+//! A server sends no response to a cancelled request (2025-11-25, *Cancellation*), nor to the pending
+//! requests of an ended session. Over a direct connection the stream just ends, and the proxy ends it
+//! likewise: an error of the proxy would reach a client that no longer knows the request, and some clients
+//! then close their transport. Requests are [tracked](PendingRequest) while they are in flight; cancellations
+//! of other requests are not stored.
 //!
-//! Sessions that are over for their clients, although their servers have not been notified
-//! (`session_delete`), are also tracked here.
+//! This module also tracks sessions that have ended for their clients, although their servers have not been
+//! notified (`session_delete`).
 
 use super::{SessionKey, bounded_map::BoundedMap};
 use crate::{
@@ -36,17 +36,18 @@ pub(in crate::proxy) struct PendingRequests {
     requests: DashMap<(SessionKey, RequestId), SmallVec<[Weak<PendingRequest>; 1]>>,
     /// The number of requests in the proxy's queue.
     queued: AtomicUsize,
-    /// Never held across an await.
+    /// The sessions that clients have ended. Never locked across an await.
     sessions: Mutex<EndedSessions>,
-    /// Whether any session has been closed here.
+    /// Whether any session has been closed for its client: lets most requests skip the lock.
     has_closed: AtomicBool,
 }
 
+/// The sessions that clients have ended, by state.
 #[derive(Debug, Default)]
 struct EndedSessions {
-    /// Sessions that are over at their servers, too: no responses are owed.
+    /// Sessions whose end the server has confirmed: no responses are owed.
     ended: BoundedMap<SessionKey, (), REMEMBERED>,
-    /// Sessions that are over here, and not at their servers.
+    /// Sessions that are closed for their clients and still open at their servers.
     closed: BoundedMap<SessionKey, (), REMEMBERED>,
     /// Sessions with a DELETE in flight. The server may close their streams before it responds to the DELETE.
     ending: HashMap<SessionKey, EndRequests>,
@@ -56,37 +57,41 @@ struct EndedSessions {
 #[derive(Debug)]
 pub(in crate::proxy) struct PendingRequest {
     registry: Arc<PendingRequests>,
+    /// The session of the POST; `None` if it names none.
     pub(in crate::proxy) key: Option<SessionKey>,
+    /// The ids of the requests in the POST; several in a batch.
     pub(in crate::proxy) ids: SmallVec<[RequestId; 1]>,
     /// The cancelled ids. Locked briefly.
     cancelled: Mutex<HashSet<RequestId>>,
-    /// It waits in the proxy's queue, and the server has not received it. Changed only while `cancelled` is
-    /// locked.
+    /// Whether the POST waits in the proxy's queue, and the server has not received it. Changed only while
+    /// `cancelled` is locked.
     is_queued: AtomicBool,
     /// Cancelled when no response is wanted; the server has been notified, or is about to be.
     lost: CancellationToken,
+    /// Controls reading the response on after the client disconnected.
     pub(in crate::proxy) reading_on: BackgroundRead,
 }
 
 /// The DELETE requests in flight for one session.
 #[derive(Debug, Default)]
 struct EndRequests {
-    /// Never 0.
+    /// The number of DELETE requests in flight; never 0.
     count: usize,
-    /// The server has assigned the session's id again meanwhile.
+    /// Whether the server has assigned the session's id to a new session meanwhile.
     is_reopened: bool,
+    /// Cancelled when the last of the DELETE requests has an outcome.
     all_over: CancellationToken,
 }
 
-/// A session with a DELETE in flight. If it is dropped without [`EndingSession::confirm`], the session has
-/// not ended.
+/// A DELETE request in flight. If it is dropped without [`EndingSession::confirm`], the session has not
+/// ended.
 pub(in crate::proxy) struct EndingSession {
     registry: Arc<PendingRequests>,
     key: SessionKey,
 }
 
-/// Sessions that are remembered in each state. Each costs about 50 bytes. A session that is evicted too early
-/// costs its client an unexpected error, or lets it continue in a session that it has ended.
+/// Ended sessions that are remembered in each state. Each costs about 50 bytes. If one is evicted too early,
+/// its client may get an unexpected error, or can continue in a session that it has ended.
 const REMEMBERED: usize = 16 << 10;
 
 /// How long requests wait for the outcome of a DELETE: the server may never respond.
@@ -95,20 +100,21 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 // === impl PendingRequests ===
 
 impl PendingRequests {
-    /// Cancels a request of the client.
+    /// Records that the client has cancelled a request. No effect if the request is not in flight.
     pub(in crate::proxy) fn cancel(&self, key: SessionKey, request: RequestId) {
         let pending = self.requests.get(&(key, request.clone())).map(|pending| pending.clone());
         pending.iter().flatten().filter_map(Weak::upgrade).for_each(|pending| pending.cancel(&request));
     }
 
-    /// Cancels a request in the proxy's queue, which the server has not received. Returns whether it was
-    /// there.
+    /// Cancels a request that waits in the proxy's queue, so that the server never receives it. Returns
+    /// whether all requests with this id were queued and are cancelled; otherwise the server must be
+    /// notified.
     pub(in crate::proxy) fn withdraw_queued(&self, key: SessionKey, request: &RequestId) -> bool {
         if self.queued.load(Ordering::Relaxed) == 0 {
             return false;
         }
         let pending = self.requests.get(&(key, request.clone())).map(|pending| pending.clone());
-        // All of them are cancelled, whatever the others return.
+        // Collected first, because `all` would stop at the first request that is not queued.
         let withdrawn = pending
             .iter()
             .flatten()
@@ -123,13 +129,14 @@ impl PendingRequests {
         self.queued.load(Ordering::Relaxed) > 0
     }
 
-    /// Closes the session for its client; later requests in it are refused. Pending requests continue.
+    /// Closes the session for its client, not at the server: later requests of the client are refused.
+    /// Pending requests continue.
     pub(in crate::proxy) fn close_session(&self, key: SessionKey) {
         self.sessions.lock().closed.insert(key, ());
         self.has_closed.store(true, Ordering::Release);
     }
 
-    /// Cheap: mostly there is none.
+    /// Whether the session is closed for its client. Cheap if no session is.
     pub(in crate::proxy) fn is_closed(&self, key: SessionKey) -> bool {
         self.has_closed.load(Ordering::Acquire) && self.sessions.lock().closed.contains(&key)
     }
@@ -140,7 +147,7 @@ impl PendingRequests {
         EndingSession { registry: Arc::clone(self), key }
     }
 
-    /// Reopens a session whose id the server has assigned again.
+    /// Resets the state of a session whose id the server has assigned to a new session.
     pub(in crate::proxy) fn reopen(&self, key: SessionKey) {
         let mut known = self.sessions.lock();
         known.ended.remove(&key);
@@ -150,13 +157,13 @@ impl PendingRequests {
         }
     }
 
-    /// Whether the client has ended the session.
+    /// Whether the client has ended the session, at the server or only at the proxy.
     fn is_ended(&self, key: SessionKey) -> bool {
         let known = self.sessions.lock();
         known.ended.contains(&key) || known.closed.contains(&key)
     }
 
-    /// Waits until the outcome of a DELETE in flight is known, within a time limit.
+    /// Waits until the outcome of the session's DELETE requests in flight is known, at most [`END_TIMEOUT`].
     async fn wait_for_end(&self, key: SessionKey) {
         let leaving = self.sessions.lock().ending.get(&key).map(|requests| requests.all_over.clone());
         if let Some(leaving) = leaving {
@@ -169,7 +176,7 @@ impl PendingRequests {
 // === impl PendingRequest ===
 
 impl PendingRequest {
-    /// Registers the requests of a client in a session; without a session they cannot be cancelled.
+    /// Registers the requests of a client's POST. Requests without a session cannot be cancelled.
     pub(in crate::proxy) fn new(
         ended: &Arc<PendingRequests>,
         key: Option<SessionKey>,
@@ -194,10 +201,12 @@ impl PendingRequest {
         pending
     }
 
+    /// The keys under which the requests are registered.
     fn keys(&self) -> impl Iterator<Item = (SessionKey, RequestId)> {
         self.key.into_iter().flat_map(|key| self.ids.iter().map(move |id| (key, id.clone())))
     }
 
+    /// Cancels one request; with the last one, the whole POST is cancelled.
     fn cancel(&self, id: &RequestId) {
         let mut cancelled = self.cancelled.lock();
         cancelled.insert(id.clone());
@@ -206,21 +215,22 @@ impl PendingRequest {
         }
     }
 
-    /// Records that it waits in the proxy's queue.
+    /// Records that the POST waits in the proxy's queue.
     pub(in crate::proxy) fn enter_queue(&self) {
         let _cancelled = self.cancelled.lock();
         self.is_queued.store(true, Ordering::Relaxed);
         self.registry.queued.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records that it is about to be sent. Returns false if it was cancelled and must not be sent.
+    /// Records that the POST is about to be sent to the server. Returns false if it was cancelled and must
+    /// not be sent.
     pub(in crate::proxy) fn leave_queue(&self) -> bool {
         let _cancelled = self.cancelled.lock();
         self.clear_queued();
         !self.lost.is_cancelled()
     }
 
-    /// Whether it waits in the proxy's queue, unknown to the server.
+    /// Whether the POST waits in the proxy's queue, so that the server does not have it.
     pub(in crate::proxy) fn is_queued(&self) -> bool {
         self.is_queued.load(Ordering::Relaxed)
     }
@@ -231,8 +241,8 @@ impl PendingRequest {
         }
     }
 
-    /// Cancels it if it is in the proxy's queue and consists of this request only: the server never receives
-    /// it.
+    /// Cancels the POST if it is in the proxy's queue and contains only this request, so that the server
+    /// never receives it. Returns whether it did.
     fn withdraw_queued(&self, id: &RequestId) -> bool {
         let mut cancelled = self.cancelled.lock();
         let is_all = self.is_queued.load(Ordering::Relaxed) && self.ids[..] == [id.clone()];
@@ -243,27 +253,29 @@ impl PendingRequest {
         is_all
     }
 
-    /// Records that no response is wanted; the caller notifies the server. Returns whether that is new.
+    /// Records that the client wants no response. Returns whether that is new; then the caller notifies the
+    /// server.
     pub(in crate::proxy) fn abandon(&self) -> bool {
         let is_news = !self.lost.is_cancelled();
         self.lost.cancel();
         is_news
     }
 
-    /// Whether the client has cancelled all of it, or has ended its session: responses are dropped.
+    /// Whether the client has cancelled all requests of the POST, or has ended its session: responses are
+    /// dropped.
     pub(in crate::proxy) fn is_cancelled(&self) -> bool {
         let all = !self.ids.is_empty() && self.cancelled.lock().len() == self.ids.len();
         all || self.key.is_some_and(|key| self.registry.is_ended(key))
     }
 
-    /// The requests among `waiting` that are still owed a response. Waits for the outcome of a DELETE in
-    /// flight, within a time limit.
+    /// Returns the requests among `waiting` that are still owed a response: not cancelled, in a session that
+    /// has not ended. Waits for the outcome of a DELETE in flight, at most [`END_TIMEOUT`].
     pub(in crate::proxy) async fn owed(
         &self,
         mut waiting: SmallVec<[RequestId; 1]>,
     ) -> SmallVec<[RequestId; 1]> {
         let Some(key) = self.key else { return waiting };
-        // The DELETE itself has no waiting requests: it would wait for its own end.
+        // The DELETE itself has no waiting requests, and must not wait for its own outcome.
         if !waiting.is_empty() {
             self.registry.wait_for_end(key).await;
             let is_over = self.registry.sessions.lock().ended.contains(&key);
@@ -279,7 +291,7 @@ impl ResponseInterest for PendingRequest {
         &self.lost
     }
 
-    /// No input request can be attributed to these requests.
+    /// Does nothing: no input request can be attributed to these requests.
     fn mark_answered(&self) {}
 
     fn background_read(&self) -> &BackgroundRead {

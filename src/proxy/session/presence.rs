@@ -1,8 +1,8 @@
 //! Which sessions of clients exist.
 //!
-//! Only the server knows, because the session is its own. The proxy must not respond in the server's place in
-//! a session that has ended, or never existed: a client learns that by a 404 only (2025-11-25, *Session
-//! Management*).
+//! Only the server knows which sessions exist. The proxy must not respond in the server's place in a session
+//! that has ended or never existed, because a client learns only by a 404 that its session is gone
+//! (2025-11-25, *Session Management*).
 
 use super::{LegacyClient, SessionKey};
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
 };
 use http::StatusCode;
 
-/// The sessions that existed at their last response.
+/// The sessions that existed at the server when it last responded in them.
 pub(in crate::proxy) struct SessionPresence {
     known: RecentMap<SessionKey, ()>,
 }
@@ -29,6 +29,7 @@ impl Default for SessionPresence {
 }
 
 impl SessionPresence {
+    /// Whether the session existed at the server's last response, as far as remembered.
     pub(in crate::proxy) fn is_known(&self, key: SessionKey) -> bool {
         self.known.get(&key).is_some()
     }
@@ -38,7 +39,7 @@ impl SessionPresence {
         self.known.get_or_insert_with(key, || ());
     }
 
-    /// Forgets a session after a failure in it: it may not exist any more.
+    /// Removes a session, which may not exist any more, after a failure in it.
     pub(in crate::proxy) fn forget(&self, key: SessionKey) {
         self.known.remove(&key);
     }
@@ -47,7 +48,7 @@ impl SessionPresence {
     /// DELETE.
     pub(in crate::proxy) fn note_response(&self, client: &LegacyClient, ends: bool, passed: &LegacyResponse) {
         match client.session {
-            // The handshake that opened it.
+            // A request without a session may be the handshake that opened one.
             None => {
                 let opened = passed.headers.get(&SESSION_ID);
                 opened

@@ -1,7 +1,8 @@
 //! Input requests that are sent to a client unchanged, during a call that is not a task yet.
 //!
-//! The client's response has the server's own id and is relayed. If the call has become a task meanwhile, the
-//! input request and its response belong to the task; therefore the open ones are tracked.
+//! The client's response has the server's own request id and is relayed. If the call has become a task
+//! meanwhile, the input request and its response belong to the task; therefore open input requests are
+//! tracked.
 
 use super::{
     SessionKey,
@@ -10,13 +11,13 @@ use super::{
 use crate::{protocol::RequestId, task::TaskId};
 use dashmap::Entry;
 
-/// The open input requests, by session and the server's id.
+/// The open input requests that were relayed to clients, by session and the server's request id.
 pub(in crate::proxy) type RelayedInputRequests = RequestMap<ResponseOwner>;
 
 /// The registration of one open input request; closed when dropped.
 pub(in crate::proxy) type RelayedInputRequest = RequestRegistration<ResponseOwner>;
 
-/// The owner of the response.
+/// The owner of the client's response to a relayed input request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::proxy) enum ResponseOwner {
     /// The call: the response is relayed.
@@ -28,9 +29,10 @@ pub(in crate::proxy) enum ResponseOwner {
 // === impl RelayedInputRequests ===
 
 impl RelayedInputRequests {
-    /// The owner of a client's response. An input request of a call is closed: the response is relayed. That
-    /// of a task stays open until the response is stored ([`RelayedInputRequests::remove`]), because the
-    /// client may have to send it again.
+    /// Returns the owner of a client's response to the input request with this id; `None` if there is no such
+    /// open request. If the owner is a call, closes the input request, because the response is relayed now.
+    /// The input request of a task stays open until the response is stored
+    /// ([`RelayedInputRequests::remove`]), because the client may have to send the response again.
     pub(in crate::proxy) fn response_owner(
         &self,
         session: SessionKey,
@@ -43,7 +45,7 @@ impl RelayedInputRequests {
         }
     }
 
-    /// Closes the input request of a task once the response is stored.
+    /// Closes the input request of a task; called once the response is stored.
     pub(in crate::proxy) fn remove(&self, session: SessionKey, id: &RequestId) {
         self.0.remove(&(session, id.clone()));
     }
@@ -52,6 +54,7 @@ impl RelayedInputRequests {
 // === impl RelayedInputRequest ===
 
 impl RelayedInputRequest {
+    /// Whether the client has not responded yet.
     pub(in crate::proxy) fn is_open(&self) -> bool {
         self.map.0.contains_key(&self.key)
     }

@@ -1,11 +1,12 @@
-//! Values that are registered for a request of a session, for as long as their registration is held.
+//! A map of values that are registered for requests of sessions, each for as long as its registration is
+//! held.
 
 use super::SessionKey;
 use crate::protocol::RequestId;
 use dashmap::DashMap;
 use std::sync::Arc;
 
-/// Values by session and request id.
+/// Values of requests, by session and request id.
 #[derive(Debug)]
 pub(in crate::proxy) struct RequestMap<V>(pub(super) DashMap<(SessionKey, RequestId), V>);
 
@@ -24,11 +25,12 @@ impl<V> Default for RequestMap<V> {
 }
 
 impl<V> RequestMap<V> {
-    /// Whether there are no values. Cheap.
+    /// Whether no value is registered. Cheap.
     pub(in crate::proxy) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
+    /// A clone of the value that is registered for this request.
     pub(in crate::proxy) fn get(&self, session: SessionKey, request: RequestId) -> Option<V>
     where
         V: Clone,
@@ -36,6 +38,8 @@ impl<V> RequestMap<V> {
         Some(self.0.get(&(session, request))?.clone())
     }
 
+    /// Registers a value for this request until the returned registration is dropped. Replaces an earlier
+    /// value of the same request.
     pub(in crate::proxy) fn register(
         self: &Arc<Self>,
         session: SessionKey,

@@ -1,7 +1,7 @@
 //! The sessions that were given the ticket tools, and the declarations of their clients.
 //!
-//! A client that has read its tool list before tickets were enabled does not know the tools, and its model
-//! could not use a ticket: it gets none. The same applies to evicted sessions.
+//! A client that read its tool list before tickets were enabled does not have the ticket tools, and its model
+//! could not use a ticket; therefore it gets no tickets. The same applies to clients of evicted sessions.
 
 use super::{SessionKey, bounded_map::BoundedMap};
 use crate::{
@@ -12,22 +12,24 @@ use crate::{
 use bytes::Bytes;
 use std::{collections::BTreeSet, sync::Arc};
 
-/// The ticket holders among the sessions of one route.
+/// The sessions of one route that were given the ticket tools, and what their clients declared. Each lock is
+/// held for one insertion or look-up.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct TicketHolders {
-    /// Each lock is held for one insertion or look-up.
+    /// The names under which each session was given the ticket tools.
     given: Mutex<BoundedMap<SessionKey, Arc<TicketToolNames>, REMEMBERED>>,
+    /// The declarations of the sessions' clients.
     clients: Mutex<BoundedMap<SessionKey, Arc<ClientDeclaration>, REMEMBERED>>,
-    /// Names of the server's tools that could be the proxy's.
+    /// Names of the server's tools that have the prefix of the ticket tools, and must not be used for those.
     similar: Mutex<BTreeSet<String>>,
 }
 
 /// What a client has declared in its handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::proxy) struct ClientDeclaration {
-    /// `clientInfo.name`.
+    /// The client's name (`clientInfo.name`).
     pub(in crate::proxy) name: Option<Box<str>>,
-    /// It has declared tasks (2025-11-25), so that it gets no tickets.
+    /// Whether the client has declared support for tasks (2025-11-25), so that it gets no tickets.
     pub(in crate::proxy) declares_tasks: bool,
     /// The declared capabilities. `None` if they are too large to be stored.
     capabilities: Option<Capabilities>,
@@ -36,13 +38,13 @@ pub(in crate::proxy) struct ClientDeclaration {
 /// Sessions that are remembered. Each costs about 400 bytes.
 const REMEMBERED: usize = 16 << 10;
 
-/// Bytes of capabilities that are stored. A client that declares more is sent all input requests.
+/// The maximum size of stored capabilities, in bytes. A client that declares more is sent all input requests.
 const MAX_DECLARED: usize = 1 << 10;
 
-/// Bytes of a client name that are stored.
+/// The maximum length of a stored client name, in bytes; longer names are not stored.
 const MAX_NAME: usize = 128;
 
-/// Similar names of the server's tools that are stored.
+/// Names of the server's tools with the prefix of the ticket tools that are stored.
 const MAX_SIMILAR: usize = 64;
 
 // === impl TicketHolders ===
@@ -53,20 +55,22 @@ impl TicketHolders {
         self.clients.lock().insert(session, Arc::new(client));
     }
 
+    /// The declaration of the session's client; `None` if it is not remembered.
     pub(in crate::proxy) fn client(&self, session: SessionKey) -> Option<Arc<ClientDeclaration>> {
         self.clients.lock().get(&session).cloned()
     }
 
-    /// The names of the ticket tools that this session was given, if it was.
+    /// The names under which this session was given the ticket tools; `None` if it was not given them.
     pub(in crate::proxy) fn given_names(&self, session: SessionKey) -> Option<Arc<TicketToolNames>> {
         self.given.lock().get(&session).cloned()
     }
 
+    /// Records that this session was given the ticket tools, under these names.
     pub(in crate::proxy) fn set_given(&self, session: SessionKey, names: &Arc<TicketToolNames>) {
         self.given.lock().insert(session, Arc::clone(names));
     }
 
-    /// Records names that the server uses.
+    /// Records names of the server's tools that the ticket tools must not have.
     pub(in crate::proxy) fn learn_names(&self, alike: Vec<String>) {
         let mut known = self.similar.lock();
         for name in alike {
@@ -76,12 +80,12 @@ impl TicketHolders {
         }
     }
 
-    /// Whether the server uses this name.
+    /// Whether the server has a tool of this name, as far as recorded.
     pub(in crate::proxy) fn is_used(&self, name: &str) -> bool {
         self.similar.lock().contains(name)
     }
 
-    /// Names for the ticket tools that the server does not use.
+    /// Chooses names for the ticket tools that no tool of the server has.
     pub(in crate::proxy) fn free_names(&self) -> Arc<TicketToolNames> {
         let known = self.similar.lock();
         Arc::new(TicketToolNames::choose_unused(|name| known.contains(name)))
@@ -91,7 +95,7 @@ impl TicketHolders {
 // === impl ClientDeclaration ===
 
 impl ClientDeclaration {
-    /// Reads the params of `initialize`.
+    /// Reads the declaration from the params of `initialize`.
     pub(in crate::proxy) fn of(params: Option<&Payload>) -> Self {
         let of = |key: &str| JsonObject::read(&params?.get(key)?).ok();
         let name = of("clientInfo").and_then(|about| about.string("name"));
@@ -104,7 +108,8 @@ impl ClientDeclaration {
         }
     }
 
-    /// Whether the client has the capability for this input request, if that is known.
+    /// Whether the client declared the capability for an input request with this method and these params.
+    /// True if its capabilities are unknown.
     pub(in crate::proxy) fn can_be_asked(&self, method: &Method, params: Option<&Bytes>) -> bool {
         self.capabilities.as_ref().is_none_or(|declared| declared.missing_for(method, params).is_none())
     }

@@ -1,9 +1,10 @@
-//! Requests whose stream ended before their response, and whose clients continue elsewhere.
+//! Requests whose response stream ended before their response, and whose clients may resume the stream.
 //!
-//! A server may end a stream whose events have ids, and its client resumes it with `Last-Event-ID`
-//! (2025-11-25, *Resumability and Redelivery*). If the server is gone meanwhile, some clients wait for ever:
-//! an HTTP error answers no request. Therefore the unanswered requests of such a stream are stored with its
-//! last events, so that a client that resumes gets an error for each of them ([`UnfinishedStreams::get`]).
+//! A server may end a stream whose events have ids, and its client resumes the stream with `Last-Event-ID`
+//! (2025-11-25, *Resumability and Redelivery*). If the server is gone meanwhile, some clients wait forever,
+//! because an HTTP error answers no request. Therefore the unanswered requests of such a stream are stored
+//! with the ids of its last events, so that a client that resumes gets an error for each request
+//! ([`UnfinishedStreams::get`]).
 
 use super::{SessionKey, bounded_map::BoundedMap, pending_requests::PendingRequest};
 use crate::{dialect::Principal, protocol::RequestId, runtime::Mutex};
@@ -13,32 +14,35 @@ use std::sync::Arc;
 /// The unanswered requests of a route's streams, the last [`REMEMBERED`] of them.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct UnfinishedStreams {
-    /// Never held across an await.
+    /// The unanswered requests after each event. Never locked across an await.
     known: Mutex<BoundedMap<EventKey, UnfinishedStream, REMEMBERED>>,
 }
 
-/// The digest of an event in a client's session.
+/// Identifies an event of a client's stream: the digest of the session, or of the principal without one, and
+/// of the event id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::proxy) struct EventKey([u8; 16]);
 
-/// The unanswered requests of a stream.
+/// The unanswered requests of a stream that has ended.
 #[derive(Clone, Debug)]
 pub(in crate::proxy) struct UnfinishedStream {
+    /// The ids of the unanswered requests.
     pub(in crate::proxy) waiting: SmallVec<[RequestId; 1]>,
-    /// A client that continues elsewhere may still cancel them.
+    /// The registration of the requests, so that the client can still cancel them.
     pub(in crate::proxy) pending: Arc<PendingRequest>,
 }
 
-/// Events of such streams that are stored, of each stream the last nine. Each costs about 200 bytes; if one
-/// is evicted too early, its client may wait for ever after its server has died.
+/// Events of such streams that are stored, of each stream the last nine. Each costs about 200 bytes. If one
+/// is evicted too early, its client may wait forever after its server has died.
 const REMEMBERED: usize = 16 << 10;
 
-/// Requests with longer ids are not stored, in bytes.
+/// The maximum total length of a stream's request ids, in bytes; requests with longer ids are not stored.
 const MAX_ID_BYTES: usize = 256;
 
 // === impl EventKey ===
 
 impl EventKey {
+    /// The key of the event with this id in the client's session.
     pub(in crate::proxy) fn of(principal: Principal, session: Option<SessionKey>, last_id: &[u8]) -> Self {
         let whose = session.map_or(*principal.as_bytes(), SessionKey::digest);
         Self(*Principal::derive(&[&whose, last_id]).as_bytes())
@@ -66,7 +70,7 @@ impl UnfinishedStreams {
         self.known.lock().get(&place).cloned()
     }
 
-    /// Removes the requests: they have been answered.
+    /// Removes the requests after this event, because they have been answered.
     pub(in crate::proxy) fn remove(&self, place: EventKey) {
         self.known.lock().remove(&place);
     }
