@@ -206,9 +206,9 @@ fn task_json(parts: &AdminParts, seen: &TaskSummary, now: ClockReading) -> Value
         principal: seen.principal.to_string(),
         caller: parts.callers.name_of(&seen.principal),
         questions,
-        waits: seen.waits,
-        is_held: seen.is_held,
-        waits_for_store: seen.waits_for_store,
+        waits: seen.waiting_requests,
+        is_held: seen.is_owned,
+        waits_for_store: seen.has_unstored_change,
     };
     serde_json::to_value(shown).expect("names are text")
 }

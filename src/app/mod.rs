@@ -448,7 +448,7 @@ fn store(store: &config::StoreConfig, quotas: &policy::TaskQuotas) -> Result<Sto
             };
             let secret = StoreSecret::new(&key);
             let seal = AnchorSeal::new(&secret);
-            store.check_key(&secret, &name, |task, sealed| seal.has_sealed(task, sealed))?;
+            store.check_key(&secret, &name, |task, sealed| seal.can_open(task, sealed))?;
             (Arc::new(store), Some(secret))
         }
     })
@@ -478,7 +478,7 @@ impl RunningProxy {
 
     /// Shuts down in order, or at once when `hurry` resolves. Returns whether it did so at once.
     async fn stop_unless(self, hurry: impl Future<Output = ()>) -> bool {
-        let (begun, made) = (self.unfinished_work(), self.shared.ledger.made());
+        let (begun, made) = (self.unfinished_work(), self.shared.ledger.created_count());
         let mut left = UnfinishedWork::default();
         let hurried = tokio::select! {
             // A completed shutdown wins.
@@ -498,10 +498,10 @@ impl RunningProxy {
             traces.close(SPAN_FLUSH_TIMEOUT).await;
         }
         let UnfinishedWork { calls, tasks, results, .. } = lost;
-        let tasks_released = self.shared.ledger.released();
+        let tasks_released = self.shared.ledger.released_count();
         DrainCompleted {
             ended: (begun.calls + begun.tasks).saturating_sub(calls + tasks),
-            became_tasks: self.shared.ledger.made().saturating_sub(made),
+            became_tasks: self.shared.ledger.created_count().saturating_sub(made),
             tasks_released,
             calls_lost: calls,
             tasks_lost: tasks.saturating_sub(tasks_released),
@@ -544,7 +544,7 @@ impl RunningProxy {
     async fn wait_until_drained(&self) {
         loop {
             self.stages.draining.completed().await;
-            self.shared.ledger.all_fetched().await;
+            self.shared.ledger.wait_until_all_fetched().await;
             // A client may have sent another call meanwhile.
             if self.stages.draining.unfinished() == 0 {
                 return;
@@ -560,9 +560,9 @@ impl RunningProxy {
     }
 
     fn unfinished_work(&self) -> UnfinishedWork {
-        let tasks = self.shared.ledger.working();
+        let tasks = self.shared.ledger.working_count();
         let calls = self.stages.draining.unfinished().saturating_sub(tasks);
-        UnfinishedWork { calls, tasks, results: self.shared.ledger.unfetched(), is_final: false }
+        UnfinishedWork { calls, tasks, results: self.shared.ledger.unfetched_count(), is_final: false }
     }
 }
 

@@ -55,7 +55,7 @@ pub(super) fn relay(
     let address = PublicAddress::of(&front, &head, line.connection());
     let passage = LegacyRequest {
         principal: line.principal(),
-        standing: service.route().rollout_membership(&head.headers, line.token(), line.principal()),
+        rollout_membership: service.route().rollout_membership(&head.headers, line.token(), line.principal()),
         method: head.method,
         query: head.uri.query().map(str::to_owned),
         headers: head.headers,
@@ -80,17 +80,17 @@ pub(super) fn relay(
         address.rewrite_challenges(&front.services, service.route(), &mut headers);
         line.set_status(status);
         let body = match body {
-            ResponseBody::Whole(bytes, account) if bytes.is_empty() => {
+            ResponseBody::Complete(bytes, account) if bytes.is_empty() => {
                 line.complete(account);
                 FrontBody::empty(line)
             }
-            ResponseBody::Whole(bytes, account) => FrontBody::whole(bytes, None, account, line),
+            ResponseBody::Complete(bytes, account) => FrontBody::whole(bytes, None, account, line),
             ResponseBody::TaskEnd(bytes, of_task) => {
                 let (account, commit) = *of_task;
                 let commit = (commit, Arc::clone(line.connection()));
                 FrontBody::whole(bytes, Some(commit), account, line)
             }
-            ResponseBody::Pieces(pieces) => FrontBody::relayed(pieces, line),
+            ResponseBody::Stream(pieces) => FrontBody::relayed(pieces, line),
         };
         let mut response = Response::new(body);
         *response.status_mut() = status;

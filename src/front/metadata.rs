@@ -102,7 +102,7 @@ async fn fetch(front: &Front, head: &mut Parts, mut line: AccessEntry) -> Respon
     line.set_principal(principal(&front.principals, route, None, &head.headers));
     let credentials = credentials(route, &head.headers);
     let address = PublicAddress::of(front, head, line.connection());
-    match service.metadata(path, &credentials).await {
+    match service.fetch_metadata(path, &credentials).await {
         Ok(document) => respond(document, &address, route, line),
         Err(lost) => {
             let mut response = refuse(RefusalReason::Metadata(lost), line);

@@ -66,7 +66,7 @@ pub(super) async fn end_stream(
         () = &mut removal => return unauthorized(),
         passed = passing => passed,
     };
-    let ResponseBody::Pieces(mut pieces) = passed.body else { return passed };
+    let ResponseBody::Stream(mut pieces) = passed.body else { return passed };
     let body = async_stream::stream! {
         loop {
             let next = tokio::select! {
@@ -79,14 +79,14 @@ pub(super) async fn end_stream(
                 Some(None) => return,
                 None => {
                     drop(pieces);
-                    let account = Some(AccessSummary::failed(RequestOutcome::Refused, &error()));
-                    yield BodyPiece { account, ..BodyPiece::end() };
+                    let summary = Some(AccessSummary::failed(RequestOutcome::Refused, &error()));
+                    yield BodyPiece { summary, ..BodyPiece::end() };
                     return;
                 }
             }
         }
     };
-    LegacyResponse { body: ResponseBody::Pieces(body.boxed()), ..passed }
+    LegacyResponse { body: ResponseBody::Stream(body.boxed()), ..passed }
 }
 
 fn error() -> ErrorObject {
@@ -104,7 +104,7 @@ fn refused(id: &RequestId) -> CallReply {
         headers: HeaderMap::from_iter([challenge()]),
         body: modern::error_response(Some(id), &error),
         commit: None,
-        account: AccessSummary::failed(RequestOutcome::Refused, &error),
+        summary: AccessSummary::failed(RequestOutcome::Refused, &error),
     }
 }
 
@@ -115,7 +115,7 @@ fn unauthorized() -> LegacyResponse {
     LegacyResponse {
         status: StatusCode::UNAUTHORIZED,
         headers: HeaderMap::from_iter([challenge(), json]),
-        body: ResponseBody::Whole(
+        body: ResponseBody::Complete(
             modern::error_response(None, &error),
             AccessSummary::failed(RequestOutcome::Refused, &error),
         ),

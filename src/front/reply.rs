@@ -99,7 +99,7 @@ pub(super) async fn respond(mut items: ReplyStream, answering: ResponseContext) 
     let ResponseContext { id, mut line, mut keep_alive } = answering;
     let connection = Arc::clone(line.connection());
     let first = match poll_fn(|cx| poll_next(&mut items, &mut keep_alive, connection.clock(), cx)).await {
-        NextEvent::Item(ReplyItem::Reply(CallReply { status, headers, body, commit, account })) => {
+        NextEvent::Item(ReplyItem::Reply(CallReply { status, headers, body, commit, summary: account })) => {
             line.set_status(status);
             let commit = commit.map(|commit| (commit, connection));
             let mut response = Response::new(FrontBody::whole(body, commit, account, line));
@@ -249,7 +249,9 @@ fn poll_piece(
     cx: &mut Context<'_>,
 ) -> Poll<Result<Option<BodyChunk>, ResponseTruncated>> {
     let Some(stream) = pieces else { return Poll::Ready(Ok(None)) };
-    let Some(BodyPiece { bytes, account, then, commit }) = ready!(stream.poll_next_unpin(cx)) else {
+    let Some(BodyPiece { bytes, summary: account, continuation: then, commit }) =
+        ready!(stream.poll_next_unpin(cx))
+    else {
         *pieces = None;
         return Poll::Ready(Ok(None));
     };
@@ -259,7 +261,7 @@ fn poll_piece(
     match then {
         BodyContinuation::More => {}
         BodyContinuation::End => *pieces = None,
-        BodyContinuation::Break => {
+        BodyContinuation::Abort => {
             *pieces = None;
             return Poll::Ready(Err(ResponseTruncated));
         }
@@ -282,7 +284,7 @@ impl EventStream {
             NextEvent::Item(ReplyItem::TaskEnd(message, commit)) => {
                 BodyChunk::event(message, Some((commit, Arc::clone(line.connection()))))
             }
-            NextEvent::Item(ReplyItem::Reply(CallReply { body, commit, account, .. })) => {
+            NextEvent::Item(ReplyItem::Reply(CallReply { body, commit, summary: account, .. })) => {
                 self.items = None;
                 line.complete(account);
                 BodyChunk::event(body, commit.map(|commit| (commit, Arc::clone(line.connection()))))

@@ -204,8 +204,9 @@ fn target<'a>(front: &'a Front, path: &str) -> Option<SignInTarget<'a>> {
 /// The routes with a server at a URL that gets the `Authorization` of clients.
 fn issuers(front: &Front) -> Vec<RouteIssuer<'_>> {
     let at_urls = front.services.iter().filter(|service| service.passes_authorization());
-    let at_urls =
-        at_urls.filter_map(|service| Some((service, service.url()?, service.url().and_then(origin_of)?)));
+    let at_urls = at_urls.filter_map(|service| {
+        Some((service, service.server_url()?, service.server_url().and_then(origin_of)?))
+    });
     let mut issuers: Vec<_> =
         at_urls.map(|(service, url, origin)| RouteIssuer { service, url, origin, prefix: "" }).collect();
     let is_single = issuers.windows(2).all(|pair| pair[0].origin == pair[1].origin);
@@ -239,7 +240,7 @@ async fn fetch_document(
     let mut last = None;
     for path in paths {
         let request = OriginRequest::get(path.clone(), head.headers.clone());
-        let mut response = issuer.service.ask_origin(request).await?;
+        let mut response = issuer.service.request_origin(request).await?;
         if response.status.is_success() {
             record_endpoints(&front.endpoints.of(&issuer.origin), issuer, &response.body, front.clock.now());
             response.body = issuer.rewrite_document(response.body, address);
@@ -264,7 +265,7 @@ async fn forward(
         None => endpoint.to_owned(),
     };
     let (method, headers) = (head.method.clone(), head.headers.clone());
-    let mut response = issuer.service.ask_origin(OriginRequest { method, path, headers, body }).await?;
+    let mut response = issuer.service.request_origin(OriginRequest { method, path, headers, body }).await?;
     let (known, now) = (front.endpoints.of(&issuer.origin), front.clock.now());
     let location = response.headers.get(LOCATION).and_then(|location| location.to_str().ok());
     let ours = location.and_then(|location| {
@@ -375,7 +376,8 @@ async fn is_endpoint(
     let paths = DOCUMENTS.iter().flat_map(|document| [(*document).to_owned(), format!("{document}{inside}")]);
     let look = async {
         for path in paths.chain([format!("{inside}{OPENID}")]) {
-            if let Ok(response) = issuer.service.ask_origin(OriginRequest::get(path, HeaderMap::new())).await
+            if let Ok(response) =
+                issuer.service.request_origin(OriginRequest::get(path, HeaderMap::new())).await
                 && response.status.is_success()
             {
                 record_endpoints(&known, issuer, &response.body, began);

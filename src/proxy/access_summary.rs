@@ -19,25 +19,25 @@ pub struct AccessSummary {
     /// The task that the call became, if the response contains its handle.
     pub task: Option<TaskId>,
     /// The task status in the response to a request about a task; `None` for any other request.
-    pub shown: Option<&'static str>,
+    pub shown_status: Option<&'static str>,
     /// The span of an earlier request that this request belongs to: the request whose call became the task,
     /// or the first attempt of a retried call.
     pub origin: Option<Box<TraceContext>>,
     /// Time spent waiting for the server.
-    pub upstream: Duration,
+    pub upstream_time: Duration,
 }
 
 // === impl AccessSummary ===
 
 impl AccessSummary {
     /// Creates a summary with this outcome and no further details.
-    pub fn of(outcome: RequestOutcome) -> Self {
+    pub fn new(outcome: RequestOutcome) -> Self {
         Self { outcome, ..Self::default() }
     }
 
     /// Creates the summary of a failed call, with the reason and the code of `error`.
     pub fn failed(outcome: RequestOutcome, error: &ErrorObject) -> Self {
-        Self::of(outcome).with_reason(error)
+        Self::new(outcome).with_reason(error)
     }
 
     /// Sets the reason and the code from `error`. Of a server's error only the code is logged, because its
@@ -55,8 +55,8 @@ impl AccessSummary {
             | RequestOutcome::ProxyFailed
             | RequestOutcome::Disconnected => error.message(),
         };
-        let ours = Some(error.code()).filter(|_| self.outcome != RequestOutcome::ServerError);
-        let code = ours.and_then(|code| NonZeroI32::new(i32::try_from(code).ok()?));
+        let proxy_code = Some(error.code()).filter(|_| self.outcome != RequestOutcome::ServerError);
+        let code = proxy_code.and_then(|code| NonZeroI32::new(i32::try_from(code).ok()?));
         let outcome = match (self.outcome, error.code()) {
             (RequestOutcome::UpstreamFailed, codes::UPSTREAM_TIMEOUT) => RequestOutcome::TimedOut,
             (outcome, _) => outcome,

@@ -69,16 +69,16 @@ impl AnchorSeal {
     }
 
     /// Encrypts a serialized anchor, whose format may be that of another version of the proxy.
-    pub fn seal_bytes(&self, task: &TaskId, mut sealed: Vec<u8>) -> Bytes {
+    pub fn seal_bytes(&self, task: &TaskId, mut buffer: Vec<u8>) -> Bytes {
         let nonce: [u8; NONCE_LEN] = random();
         self.0
             .seal_in_place_append_tag(
                 Nonce::assume_unique_for_key(nonce),
                 Aad::from(task.as_str().as_bytes()),
-                &mut sealed,
+                &mut buffer,
             )
             .expect("an anchor is far shorter than the cipher allows");
-        [&nonce[..], &sealed].concat().into()
+        [&nonce[..], &buffer].concat().into()
     }
 
     /// Decrypts and parses the anchor of this task. `None` if the bytes were sealed for another task or with
@@ -88,16 +88,17 @@ impl AnchorSeal {
     }
 
     /// Whether the bytes were sealed for this task with this secret, by any version of the proxy.
-    pub fn has_sealed(&self, task: &TaskId, sealed: &[u8]) -> bool {
+    pub fn can_open(&self, task: &TaskId, sealed: &[u8]) -> bool {
         self.open_bytes(task, sealed).is_some()
     }
 
     fn open_bytes(&self, task: &TaskId, sealed: &[u8]) -> Option<Vec<u8>> {
-        let (nonce, rest) = sealed.split_first_chunk::<NONCE_LEN>()?;
-        let mut rest = rest.to_vec();
+        let (nonce, ciphertext) = sealed.split_first_chunk::<NONCE_LEN>()?;
+        let mut buffer = ciphertext.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);
-        let plain = self.0.open_in_place(nonce, Aad::from(task.as_str().as_bytes()), &mut rest).ok()?.len();
-        rest.truncate(plain);
-        Some(rest)
+        let plaintext_len =
+            self.0.open_in_place(nonce, Aad::from(task.as_str().as_bytes()), &mut buffer).ok()?.len();
+        buffer.truncate(plaintext_len);
+        Some(buffer)
     }
 }

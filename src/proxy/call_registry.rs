@@ -1,6 +1,6 @@
 //! The registry of the calls that run in this process, and their mailboxes.
 
-use super::{ReplyItem, task_watchers::Askable};
+use super::{ReplyItem, task_watchers::InputFilter};
 use crate::{
     dialect::Call,
     protocol::{Capabilities, InputResponses, RequestId},
@@ -34,7 +34,7 @@ struct CallMailbox(Mutex<MailboxState>);
 #[derive(Default)]
 struct MailboxState {
     /// The unread messages, in order.
-    waiting: VecDeque<CallCommand>,
+    commands: VecDeque<CallCommand>,
     /// Slots reserved for messages whose changes are being stored.
     reserved: usize,
     /// Whether a call that is being resumed has not read the task record yet. Such a call sees changes in the
@@ -102,7 +102,7 @@ pub(super) enum LocalRequest {
     Retry(Box<RetryRequest>),
     /// A request that waits for the result of the task: the channel for messages of the call (SSE events),
     /// and which input requests the client can receive (`None` for all).
-    ResultWaiter(mpsc::Sender<Bytes>, Option<Askable>),
+    ResultWaiter(mpsc::Sender<Bytes>, Option<InputFilter>),
 }
 
 /// A client request that waits for the response of its call.
@@ -127,7 +127,7 @@ pub(super) struct RetryRequest {
     /// The second request, which waits for the response of the call.
     pub(super) waiter: CallWaiter,
     /// The input responses of the client, by key.
-    pub(super) answers: InputResponses,
+    pub(super) responses: InputResponses,
     /// The threshold, counted from this request; `None` if the call may not become a task.
     pub(super) defer_after: Option<Duration>,
 }
@@ -155,7 +155,7 @@ impl CallRegistry {
 
     /// Registers a call that is to be resumed. The caller registers the call before it reads the task record,
     /// so that each change is either in the record or in the mailbox, and then calls
-    /// [`CallRegistration::begin`].
+    /// [`CallRegistration::begin_reading`].
     pub(super) fn register_for_resumption(self: &Arc<Self>, id: TaskId) -> CallRegistration {
         let state = MailboxState { is_unread: true, ..MailboxState::default() };
         self.insert_mailbox(id, CallMailbox(state.into()))
@@ -176,7 +176,7 @@ impl CallRegistry {
         let reserved = self.mailbox(id);
         if let Some(mailbox) = &reserved {
             let mut state = mailbox.0.lock();
-            state.check_room()?;
+            state.check_capacity()?;
             state.reserved += 1;
         }
         Ok(MailboxPermit { registry: Arc::clone(self), id: id.clone(), reserved })
@@ -184,16 +184,16 @@ impl CallRegistry {
 
     /// Sends a cancellation to a call, of its task or of its client's request. Returns whether the call runs
     /// in this process.
-    pub(super) fn cancel(&self, id: &TaskId, end: CancelTarget) -> bool {
+    pub(super) fn cancel(&self, id: &TaskId, target: CancelTarget) -> bool {
         self.mailbox(id).is_some_and(|mailbox| {
             let mut state = mailbox.0.lock();
             // A duplicate has no effect.
-            let is_known = state
-                .waiting
+            let is_duplicate = state
+                .commands
                 .iter()
-                .any(|control| matches!(control, CallCommand::Message(MailboxMessage::Cancelled(known)) if *known == end));
-            if !is_known && !state.is_closed {
-                state.push(CallCommand::Message(MailboxMessage::Cancelled(end)));
+                .any(|command| matches!(command, CallCommand::Message(MailboxMessage::Cancelled(known)) if *known == target));
+            if !is_duplicate && !state.is_closed {
+                state.push(CallCommand::Message(MailboxMessage::Cancelled(target)));
             }
             !state.is_closed
         })
@@ -203,14 +203,14 @@ impl CallRegistry {
     ///
     /// # Errors
     /// [`MailboxFull`].
-    pub(super) fn attach(&self, id: &TaskId, local: LocalRequest) -> Result<bool, MailboxFull> {
+    pub(super) fn attach(&self, id: &TaskId, request: LocalRequest) -> Result<bool, MailboxFull> {
         let Some(mailbox) = self.mailbox(id) else { return Ok(false) };
         let mut state = mailbox.0.lock();
         if state.is_closed {
             return Ok(false);
         }
-        state.check_room()?;
-        state.push(CallCommand::Attach(local));
+        state.check_capacity()?;
+        state.push(CallCommand::Attach(request));
         Ok(true)
     }
 
@@ -224,17 +224,17 @@ impl CallRegistry {
 impl MailboxPermit {
     /// Whether the call is registered and reads its mailbox: then a message reaches the call even if the task
     /// record does not contain the change.
-    pub(super) fn is_read(&self) -> bool {
+    pub(super) fn has_reader(&self) -> bool {
         self.reserved.as_ref().is_some_and(|mailbox| !mailbox.0.lock().is_unread)
     }
 
     /// Delivers the message; drops it if the call is not registered here, or has ended meanwhile. A call that
     /// was resumed since the reservation receives it, too.
-    pub(super) fn send(self, mail: MailboxMessage) {
+    pub(super) fn send(self, message: MailboxMessage) {
         if let Some(mailbox) = self.reserved.clone().or_else(|| self.registry.mailbox(&self.id)) {
             let mut state = mailbox.0.lock();
             if !state.is_closed {
-                state.push(CallCommand::Message(mail));
+                state.push(CallCommand::Message(message));
             }
         }
     }
@@ -254,8 +254,8 @@ impl CallMailbox {
     /// Returns the next message, or registers the waker for it.
     fn poll(&self, cx: &Context<'_>) -> Poll<CallCommand> {
         let mut state = self.0.lock();
-        if let Some(control) = state.pop() {
-            return Poll::Ready(control);
+        if let Some(command) = state.pop() {
+            return Poll::Ready(command);
         }
         state.waker = Some(cx.waker().clone());
         Poll::Pending
@@ -265,7 +265,7 @@ impl CallMailbox {
     fn close(&self) -> VecDeque<CallCommand> {
         let mut state = self.0.lock();
         state.is_closed = true;
-        std::mem::take(&mut state.waiting)
+        std::mem::take(&mut state.commands)
     }
 }
 
@@ -274,23 +274,23 @@ impl CallMailbox {
 impl MailboxState {
     /// # Errors
     /// [`MailboxFull`] if there is no free slot.
-    fn check_room(&self) -> Result<(), MailboxFull> {
-        if self.waiting.len() + self.reserved < MAILBOX_CAPACITY { Ok(()) } else { Err(MailboxFull) }
+    fn check_capacity(&self) -> Result<(), MailboxFull> {
+        if self.commands.len() + self.reserved < MAILBOX_CAPACITY { Ok(()) } else { Err(MailboxFull) }
     }
 
     fn pop(&mut self) -> Option<CallCommand> {
-        let control = self.waiting.pop_front();
-        if self.waiting.is_empty() {
+        let command = self.commands.pop_front();
+        if self.commands.is_empty() {
             // An empty queue would keep its capacity for as long as the task runs.
-            self.waiting = VecDeque::new();
+            self.commands = VecDeque::new();
         }
-        control
+        command
     }
 
-    fn push(&mut self, control: CallCommand) {
-        self.waiting.push_back(control);
-        if let Some(listener) = self.waker.take() {
-            listener.wake();
+    fn push(&mut self, command: CallCommand) {
+        self.commands.push_back(command);
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
         }
     }
 }
@@ -304,7 +304,7 @@ impl CallRegistration {
     }
 
     /// Marks the task record of a resumed call as read. From now on the call reads its mailbox.
-    pub(super) fn begin(&self) {
+    pub(super) fn begin_reading(&self) {
         self.mailbox.0.lock().is_unread = false;
     }
 
@@ -338,7 +338,7 @@ mod tests {
 
     /// Serializes a message as another process could send it. Every variant of the enum must have such a
     /// form.
-    fn written(mail: &MailboxMessage) -> Vec<u8> {
+    fn serialize(mail: &MailboxMessage) -> Vec<u8> {
         let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).expect("JSON is text");
         let value = match mail {
             MailboxMessage::Responses(answers) => {
@@ -354,7 +354,7 @@ mod tests {
         value.to_string().into_bytes()
     }
 
-    fn read(bytes: &[u8]) -> MailboxMessage {
+    fn deserialize(bytes: &[u8]) -> MailboxMessage {
         let value: Value = serde_json::from_slice(bytes).expect("JSON");
         let text = |value: &Value| Bytes::from(value.as_str().expect("text").to_owned());
         let key = |value: &Value| value.as_str().expect("a key").to_owned();
@@ -393,7 +393,7 @@ mod tests {
             MailboxMessage::Cancelled(CancelTarget::Request),
             MailboxMessage::Cancelled(CancelTarget::Task),
         ] {
-            switchboard.reserve(hold.id()).expect("room").send(read(&written(&mail)));
+            switchboard.reserve(hold.id()).expect("room").send(deserialize(&serialize(&mail)));
             let CallCommand::Message(received) = hold.receive().await else { panic!("no mail") };
             assert_eq!(received, mail);
         }
@@ -419,7 +419,7 @@ mod tests {
         for room in reserved {
             room.send(MailboxMessage::RawResponse("a".into(), Ok(Bytes::new())));
         }
-        assert_eq!(hold.mailbox.0.lock().waiting.len(), MAILBOX_CAPACITY + 2);
+        assert_eq!(hold.mailbox.0.lock().commands.len(), MAILBOX_CAPACITY + 2);
         for _ in 0..3 {
             hold.receive().await;
         }
@@ -442,11 +442,11 @@ mod tests {
     async fn a_mailbox_is_read_only_once_its_call_has_begun() {
         let registry = Arc::new(CallRegistry::default());
         let id = TaskId::from_entropy([1; 16]);
-        let is_read = || registry.reserve(&id).expect("room").is_read();
+        let is_read = || registry.reserve(&id).expect("room").has_reader();
         assert!(!is_read(), "it is not held here");
         let hold = registry.register_for_resumption(id.clone());
         assert!(!is_read());
-        hold.begin();
+        hold.begin_reading();
         assert!(is_read());
     }
 

@@ -42,7 +42,7 @@ pub struct CallReply {
     /// For a task handle or the end of a task: confirmed once the body is written to the client's socket.
     pub commit: Option<DeliveryCommit>,
     /// The summary for the access log.
-    pub account: AccessSummary,
+    pub summary: AccessSummary,
 }
 
 /// Confirms delivery of a task handle, or of the end of a task. A commit that is dropped without confirmation
@@ -53,9 +53,9 @@ pub struct DeliveryCommit(Box<dyn FnOnce() + Send + Sync>);
 // === impl DeliveryCommit ===
 
 impl DeliveryCommit {
-    /// Creates a commit that runs `confirmed` when delivery is confirmed.
-    pub fn new(confirmed: impl FnOnce() + Send + Sync + 'static) -> Self {
-        Self(Box::new(confirmed))
+    /// Creates a commit that runs `on_confirm` when delivery is on_confirm.
+    pub fn new(on_confirm: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self(Box::new(on_confirm))
     }
 
     /// Creates a commit and a receiver that resolves on confirmation, or with an error if the commit is

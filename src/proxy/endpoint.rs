@@ -52,25 +52,25 @@ impl Endpoint {
         route: Arc<Route>,
         upstream: Arc<dyn Upstream>,
         ledger: Arc<TaskLedger>,
-        switchboard: Arc<CallRegistry>,
+        call_registry: Arc<CallRegistry>,
         clock: Arc<dyn Clock>,
         keyring: Arc<SealKeyring>,
         [stopping, overdue, closing]: [DrainWatch; 3],
     ) -> Self {
-        let (in_hand, stopping) = stopping.child();
-        let (listening, closing) = closing.child();
-        let lasting = RouteState {
+        let (active_work, stopping) = stopping.child();
+        let (listeners, closing) = closing.child();
+        let state = RouteState {
             upstream,
             ledger,
-            call_registry: switchboard,
+            call_registry,
             clock,
             tracer: Tracer::default(),
             stopping,
             overdue,
             closing,
             arrivals: Drain::new(),
-            active_work: in_hand,
-            listeners: listening,
+            active_work,
+            listeners,
             predecessors: Vec::new(),
             tool_lists: ToolListCache::default(),
             server_profile: ServerProfile::default(),
@@ -79,11 +79,11 @@ impl Endpoint {
             pending_credentials: Arc::default(),
             limiter_registry: LimiterRegistry::default(),
         };
-        Self::of(RouteContext { route, keyring, limiters: None, state: Arc::new(lasting) })
+        Self::from_context(RouteContext { route, keyring, limiters: None, state: Arc::new(state) })
     }
 
-    fn of(shared: RouteContext) -> Self {
-        Self { shared: Arc::new(shared), per_thread: Arc::default() }
+    fn from_context(context: RouteContext) -> Self {
+        Self { shared: Arc::new(context), per_thread: Arc::default() }
     }
 
     /// Sets the tracer that records the spans of the route's calls.
@@ -101,12 +101,12 @@ impl Endpoint {
     /// # Panics
     /// If the endpoint is already shared.
     pub fn replacing(mut self, other: &Self) -> Self {
-        let before = &other.shared.state;
-        let former = before.predecessors.iter().filter(|former| former.strong_count() > 0);
-        let former = [Arc::downgrade(before)].into_iter().chain(former.cloned()).collect();
-        let lasting = self.state_mut();
-        lasting.predecessors = former;
-        lasting.pending_credentials = Arc::clone(&before.pending_credentials);
+        let other_state = &other.shared.state;
+        let former = other_state.predecessors.iter().filter(|former| former.strong_count() > 0);
+        let former = [Arc::downgrade(other_state)].into_iter().chain(former.cloned()).collect();
+        let state = self.state_mut();
+        state.predecessors = former;
+        state.pending_credentials = Arc::clone(&other_state.pending_credentials);
         self
     }
 
@@ -118,48 +118,53 @@ impl Endpoint {
     /// Returns an endpoint with the same server and state, and with another configuration. Running calls keep
     /// the former configuration.
     pub fn reconfigured(&self, route: Arc<Route>, keyring: Arc<SealKeyring>) -> Self {
-        Self::of(RouteContext { route, keyring, limiters: None, state: Arc::clone(&self.shared.state) })
+        Self::from_context(RouteContext {
+            route,
+            keyring,
+            limiters: None,
+            state: Arc::clone(&self.shared.state),
+        })
     }
 
     /// Applies the limits of this configuration, also to queued calls. Without this, the first call of the
     /// endpoint applies them.
     pub fn apply_limits(&self) {
-        self.shared();
+        self.call_context();
     }
 
     /// Removes a server that is no longer configured, and closes its connections. Its sessions continue for
-    /// the time `after`; its calls and tasks continue until they end, or also end after that time if `ends`.
-    pub async fn retire(self, after: Duration, ends: bool) {
-        let lasting = Arc::clone(&self.shared.state);
+    /// the time `grace_period`; its calls and tasks continue until they end, or also end grace_period that time if `ends`.
+    pub async fn retire(self, grace_period: Duration, ends_calls: bool) {
+        let state = Arc::clone(&self.shared.state);
         drop(self);
-        sleep(after).await;
-        lasting.arrivals.0.completed().await;
-        if !ends {
-            lasting.active_work.completed().await;
+        sleep(grace_period).await;
+        state.arrivals.0.completed().await;
+        if !ends_calls {
+            state.active_work.completed().await;
         }
-        lasting.listeners.start();
-        lasting.upstream.close().await;
+        state.listeners.start();
+        state.upstream.close().await;
     }
 
     /// The context for a call on this thread; creates and applies the call limits on first use.
-    pub(super) fn shared(&self) -> &Arc<RouteContext> {
-        let for_calls = || {
+    pub(super) fn call_context(&self) -> &Arc<RouteContext> {
+        let create_copies = || {
             let limiters = self.shared.limiter_registry.limiters(&self.shared.route);
             PerThread::from_fn(|| Arc::new(RouteContext { limiters: limiters.clone(), ..self.shared.copy() }))
         };
-        self.per_thread.get_or_init(for_calls).local()
+        self.per_thread.get_or_init(create_copies).local()
     }
 
     /// The context of the former server that owns the session of this request, if there is one.
-    fn session_owner(&self, passage: &LegacyRequest) -> Option<Arc<RouteContext>> {
+    fn session_owner(&self, request: &LegacyRequest) -> Option<Arc<RouteContext>> {
         let mut former = self.shared.predecessors.iter().filter_map(Weak::upgrade).peekable();
         former.peek()?;
-        let session = session::SessionKey::of(passage.principal, &passage.headers)?;
+        let session = session::SessionKey::from_headers(request.principal, &request.headers)?;
         if self.shared.sessions.presence.is_known(session) {
             return None;
         }
-        let lasting = former.find(|lasting| lasting.sessions.presence.is_known(session))?;
-        Some(Arc::new(RouteContext { state: lasting, ..self.shared().copy() }))
+        let owner = former.find(|state| state.sessions.presence.is_known(session))?;
+        Some(Arc::new(RouteContext { state: owner, ..self.call_context().copy() }))
     }
 }
 
@@ -169,7 +174,7 @@ impl RouteService for Endpoint {
     }
 
     fn call(&self, call: Arc<Call>, caller: Caller) -> ReplyStream {
-        let shared = Arc::clone(self.shared());
+        let shared = Arc::clone(self.call_context());
         shared.pending_credentials.provide_credentials(caller.principal, || caller.credentials.clone());
         if call.method == Method::ToolsCall
             && tickets::modern_ticket_action(
@@ -183,7 +188,7 @@ impl RouteService for Endpoint {
             return reply_stream(TicketToolCall::new(shared, call, caller));
         }
         if shared.stopping.is_stopped() && is_new_call(&call) {
-            return single_reply(async move { reply::stopping(&call) });
+            return single_reply(async move { reply::shutdown_refusal(&call) });
         }
         match call.method {
             Method::Discover => single_reply(async move {
@@ -211,15 +216,15 @@ impl RouteService for Endpoint {
         Some(self.shared.arrivals.1.track())
     }
 
-    fn relay(&self, passage: LegacyRequest) -> BoxFuture<'static, LegacyResponse> {
+    fn relay(&self, request: LegacyRequest) -> BoxFuture<'static, LegacyResponse> {
         self.shared
             .pending_credentials
-            .provide_credentials(passage.principal, || self.shared.credentials(&passage.headers));
-        let shared = self.session_owner(&passage).unwrap_or_else(|| Arc::clone(self.shared()));
-        legacy::serve(shared, passage).boxed()
+            .provide_credentials(request.principal, || self.shared.credentials(&request.headers));
+        let shared = self.session_owner(&request).unwrap_or_else(|| Arc::clone(self.call_context()));
+        legacy::serve(shared, request).boxed()
     }
 
-    fn metadata<'a>(
+    fn fetch_metadata<'a>(
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
@@ -227,7 +232,7 @@ impl RouteService for Endpoint {
         self.shared.upstream.fetch(path, credentials)
     }
 
-    fn url(&self) -> Option<&Uri> {
+    fn server_url(&self) -> Option<&Uri> {
         self.shared.upstream.address().map(ServerUrl::uri)
     }
 
@@ -235,7 +240,10 @@ impl RouteService for Endpoint {
         self.shared.upstream.passes_authorization()
     }
 
-    fn ask_origin(&self, request: OriginRequest) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
+    fn request_origin(
+        &self,
+        request: OriginRequest,
+    ) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
         self.shared.upstream.request_origin(request)
     }
 }
@@ -256,9 +264,9 @@ fn single_reply(reply: impl Future<Output = CallReply> + Send + 'static) -> Repl
 
 /// The messages of a source as a stream; dropping the stream drops the source. The stream is a generator,
 /// because `stream::unfold` would move the source (1 KiB) into each step and out again.
-fn reply_stream(mut conversation: impl ReplySource) -> ReplyStream {
+fn reply_stream(mut source: impl ReplySource) -> ReplyStream {
     async_stream::stream! {
-        while let Some(item) = conversation.next().await {
+        while let Some(item) = source.next().await {
             yield item;
         }
     }
@@ -274,8 +282,8 @@ async fn discover(shared: &RouteContext, call: &Call, caller: &Caller) -> CallRe
                 server_info: &server.server_info,
                 instructions: server.instructions.as_ref(),
             });
-            reply::success(call, &to_single_line(result.into()))
+            reply::result_reply(call, &to_single_line(result.into()))
         }
-        Err(lost) => reply::to_client(call, &shared.route, CallEnd::Lost(lost), None),
+        Err(error) => reply::call_end_reply(call, &shared.route, CallEnd::Lost(error), None),
     }
 }

@@ -28,7 +28,8 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
 /// The text of the error that refuses a server's input request for which the client lacks the capability.
-pub(super) const NOT_DECLARED: &str = "the client did not declare the capability for this input request";
+pub(super) const CAPABILITY_NOT_DECLARED: &str =
+    "the client did not declare the capability for this input request";
 
 /// Whether a call is a first attempt or a retry, as its `requestState` and input responses say.
 pub(super) enum CallAttempt {
@@ -52,14 +53,14 @@ pub(super) struct ParkedCall {
 /// the client has declared all.
 pub(super) fn missing_capability<'a>(
     capabilities: &Capabilities,
-    mut asked: impl Iterator<Item = &'a InputRequest>,
+    mut requests: impl Iterator<Item = &'a InputRequest>,
 ) -> Option<Value> {
-    asked.find_map(|request| capabilities.missing_for(&request.kind().method(), request.params().as_ref()))
+    requests.find_map(|request| capabilities.missing_for(&request.kind().method(), request.params().as_ref()))
 }
 
 /// Computes the binding of a `requestState`: a digest of the caller, the route and the request, so that the
 /// state is valid for retries of this request only.
-pub(super) fn binding(shared: &RouteContext, caller: &Caller, call: &Call) -> RequestBinding {
+pub(super) fn request_binding(shared: &RouteContext, caller: &Caller, call: &Call) -> RequestBinding {
     let target = call.target.as_deref();
     RequestBinding::for_request(
         caller.principal,
@@ -80,21 +81,21 @@ pub(super) fn read_attempt(
     caller: &Caller,
     call: &Call,
 ) -> Result<CallAttempt, Box<CallReply>> {
-    let wrong = |error: &dyn std::fmt::Display| Box::new(reply::invalid_params(call, error.to_string()));
-    let answers =
-        InputResponses::read(call.params.as_ref()).map_err(|error| wrong(&error))?.unwrap_or_default();
-    let Some(state) = request_state(call.params.as_ref()).map_err(|error| wrong(&error))? else {
-        return Ok(CallAttempt::Fresh(answers));
+    let invalid = |error: &dyn std::fmt::Display| Box::new(reply::invalid_params(call, error.to_string()));
+    let responses =
+        InputResponses::read(call.params.as_ref()).map_err(|error| invalid(&error))?.unwrap_or_default();
+    let Some(state) = request_state(call.params.as_ref()).map_err(|error| invalid(&error))? else {
+        return Ok(CallAttempt::Fresh(responses));
     };
-    let binding = || binding(shared, caller, call);
-    let RequestState { target: resumes, node, .. } =
-        shared.keyring.open(&state, binding, shared.clock.timestamp()).map_err(|error| wrong(&error))?;
-    match resumes {
+    let binding = || request_binding(shared, caller, call);
+    let RequestState { target, node, .. } =
+        shared.keyring.open(&state, binding, shared.clock.timestamp()).map_err(|error| invalid(&error))?;
+    match target {
         RetryTarget::Parked(id) => {
-            Ok(CallAttempt::Retry(ParkedCall { id, is_local: node == shared.call_registry.node }, answers))
+            Ok(CallAttempt::Retry(ParkedCall { id, is_local: node == shared.call_registry.node }, responses))
         }
-        RetryTarget::Restart if answers.iter().any(|(_, answer)| is_declined(answer)) => {
-            Err(wrong(&"the server requires a visit to an address first, and the client declined it"))
+        RetryTarget::Restart if responses.iter().any(|(_, answer)| is_declined(answer)) => {
+            Err(invalid(&"the server requires a visit to an address first, and the client declined it"))
         }
         // Also without responses, which carry no information: only the server knows whether the user has
         // visited the address, and an unsatisfied server returns the addresses again, which are still valid
@@ -119,8 +120,8 @@ pub(super) async fn resume_parked(
     shared: &RouteContext,
     caller: &Caller,
     call: &Call,
-    ParkedCall { id, is_local: is_ours }: &ParkedCall,
-    answers: InputResponses,
+    ParkedCall { id, is_local }: &ParkedCall,
+    responses: InputResponses,
     defer_after: Option<Duration>,
 ) -> Result<mpsc::Receiver<ReplyItem>, Box<CallReply>> {
     let (items, received) = mpsc::channel(8);
@@ -130,7 +131,7 @@ pub(super) async fn resume_parked(
         target: ReplyTarget::Canonical { call: Box::new(call.without_bytes()), capabilities },
         items,
     };
-    let retry = RetryRequest { waiter, answers: answers.detached(), defer_after };
+    let retry = RetryRequest { waiter, responses: responses.detached(), defer_after };
     match shared.call_registry.attach(id, LocalRequest::Retry(Box::new(retry))) {
         Ok(true) => return Ok(received),
         Ok(false) => {}
@@ -139,7 +140,7 @@ pub(super) async fn resume_parked(
     // Needed only for the server info in a task's handle.
     let server = shared.upstream.describe(&CallerIdentity::of(caller)).await;
     let server = server.unwrap_or_else(|_| Arc::new(UpstreamDescription::unknown()));
-    Err(Box::new(late_retry_reply(shared, call, &server, (id, *is_ours), declares_tasks).await))
+    Err(Box::new(late_retry_reply(shared, call, &server, (id, *is_local), declares_tasks).await))
 }
 
 /// The reply to a retry whose call no longer waits. If the call has become a task, the client gets the task:
@@ -148,19 +149,19 @@ pub(super) async fn late_retry_reply(
     shared: &RouteContext,
     call: &Call,
     server: &UpstreamDescription,
-    (id, is_ours): (&TaskId, bool),
+    (id, is_local): (&TaskId, bool),
     declares_tasks: bool,
 ) -> CallReply {
     let now = shared.clock.timestamp();
     let Ok(found) = shared.ledger.load(id).await else {
-        return reply::store_failed(call);
+        return reply::store_failed_reply(call);
     };
     match found.filter(|record| !record.is_expired(now)) {
         Some(record) if declares_tasks => {
-            reply::handle(call, &created(shared, &record, server), id.clone(), None)
+            reply::task_handle_reply(call, &create_task_result(shared, &record, server), id.clone(), None)
         }
         Some(_) => tasks_undeclared_reply(call),
-        None => ended_call_reply(call, is_ours),
+        None => ended_call_reply(call, is_local),
     }
 }
 
@@ -174,13 +175,17 @@ pub(super) fn queue_full_reply(call: &Call) -> CallReply {
 }
 
 /// The `CreateTaskResult` of a task: the result that gives a client the task's handle.
-pub(super) fn created(shared: &RouteContext, record: &Record, server: &UpstreamDescription) -> Vec<u8> {
-    let about = server_info_meta(record.server_info.as_ref().unwrap_or(&server.server_info));
+pub(super) fn create_task_result(
+    shared: &RouteContext,
+    record: &Record,
+    server: &UpstreamDescription,
+) -> Vec<u8> {
+    let server_meta = server_info_meta(record.server_info.as_ref().unwrap_or(&server.server_info));
     view::extension::create_task_result(
         record,
         shared.clock.timestamp(),
         shared.ledger.quotas().poll_interval,
-        Some(&about),
+        Some(&server_meta),
     )
 }
 
@@ -195,8 +200,8 @@ pub(super) fn tasks_undeclared_reply(call: &Call) -> CallReply {
 
 /// The refusal of a retry whose call is unknown: the call ended a while ago, or its process is gone. The call
 /// may have run, so the error warns against a repetition.
-fn ended_call_reply(call: &Call, is_ours: bool) -> CallReply {
-    if is_ours {
+fn ended_call_reply(call: &Call, is_local: bool) -> CallReply {
+    if is_local {
         return reply::invalid_params(
             call,
             "the call that `requestState` belongs to has ended; it may have run, so make it anew, without `requestState`, only if it may run twice",
@@ -221,9 +226,9 @@ pub(super) fn url_input_required(
     end: &CallEnd,
 ) -> Option<CallReply> {
     let CallEnd::Response(response) = end else { return None };
-    let questions = response.required_urls()?;
+    let requests = response.required_urls()?;
     if let Some(missing) =
-        missing_capability(&caller.capabilities, questions.iter().map(|(_, question)| question))
+        missing_capability(&caller.capabilities, requests.iter().map(|(_, request)| request))
     {
         return Some(reply::refuse(call, StatusCode::BAD_REQUEST, &elicit::input_refused_error(&missing)));
     }
@@ -234,7 +239,10 @@ pub(super) fn url_input_required(
         expires: shared.clock.timestamp() + shared.route.input_policy.park,
         binding: binding(),
     };
-    let sealed = shared.keyring.seal(&state, random());
-    let questions = questions.iter().map(|(key, question)| (key.as_str(), question));
-    Some(reply::input_required(call, &elicit::input_required_result(questions, &sealed, &server.server_info)))
+    let request_state = shared.keyring.seal(&state, random());
+    let requests = requests.iter().map(|(key, request)| (key.as_str(), request));
+    Some(reply::input_required_reply(
+        call,
+        &elicit::input_required_result(requests, &request_state, &server.server_info),
+    ))
 }

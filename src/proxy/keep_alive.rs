@@ -16,7 +16,7 @@ use std::{
 /// machine, and the timer that drives it.
 #[derive(Debug)]
 pub struct KeepAlive {
-    silence: KeepAliveTimer,
+    schedule: KeepAliveTimer,
     timer: LazyTimer,
 }
 
@@ -29,8 +29,8 @@ pub(super) struct LazyTimer(Option<PooledTimer>);
 impl KeepAlive {
     /// Creates the keep-alive of a call. `began` is when its request arrived; `heartbeat` generates progress
     /// notifications, for a client that requested them.
-    pub fn new(held: WaitPolicy, heartbeat: Option<ProgressHeartbeat>, began: Instant) -> Self {
-        Self { silence: KeepAliveTimer::new(held, heartbeat, began), timer: LazyTimer::default() }
+    pub fn new(policy: WaitPolicy, heartbeat: Option<ProgressHeartbeat>, began: Instant) -> Self {
+        Self { schedule: KeepAliveTimer::new(policy, heartbeat, began), timer: LazyTimer::default() }
     }
 
     /// Creates the keep-alive of a request that is not a call: comments at this interval, no progress
@@ -45,19 +45,19 @@ impl KeepAlive {
 
     /// Splits into the state machine and the timer, for the next stage of the response.
     pub(super) fn into_parts(self) -> (KeepAliveTimer, LazyTimer) {
-        (self.silence, self.timer)
+        (self.schedule, self.timer)
     }
 
-    /// Polls for the next step that is due. `may_speak` is whether a message can be inserted into the
+    /// Polls for the next step that is due. `can_insert` is whether a message can be inserted into the
     /// response now; the deadline is due in either case.
-    pub fn poll(&mut self, cx: &mut Context<'_>, clock: &dyn Clock, may_speak: bool) -> Poll<KeepAliveStep> {
+    pub fn poll(&mut self, cx: &mut Context<'_>, clock: &dyn Clock, can_insert: bool) -> Poll<KeepAliveStep> {
         loop {
-            let Some(due) = self.silence.poll_timeout(|| clock.now(), may_speak) else {
+            let Some(due) = self.schedule.poll_timeout(|| clock.now(), can_insert) else {
                 return Poll::Pending;
             };
             ready!(self.timer.poll_until(cx, due));
             // The timer may fire slightly early.
-            if let Some(step) = self.silence.handle_timeout(clock.now().max(due), may_speak) {
+            if let Some(step) = self.schedule.handle_timeout(clock.now().max(due), can_insert) {
                 return Poll::Ready(step);
             }
         }
@@ -65,12 +65,12 @@ impl KeepAlive {
 
     /// Resolves when the response of a silent server has to begin or end
     /// ([`KeepAliveTimer::response_start`]).
-    pub async fn response_due(&mut self, may_begin: bool) -> ResponseStart {
-        let Some((due, what)) = self.silence.response_start(may_begin) else {
+    pub async fn wait_for_response_start(&mut self, can_begin: bool) -> ResponseStart {
+        let Some((due, start)) = self.schedule.response_start(can_begin) else {
             return std::future::pending().await;
         };
         poll_fn(|cx| self.timer.poll_until(cx, due)).await;
-        what
+        start
     }
 }
 
@@ -78,13 +78,13 @@ impl Deref for KeepAlive {
     type Target = KeepAliveTimer;
 
     fn deref(&self) -> &KeepAliveTimer {
-        &self.silence
+        &self.schedule
     }
 }
 
 impl DerefMut for KeepAlive {
     fn deref_mut(&mut self) -> &mut KeepAliveTimer {
-        &mut self.silence
+        &mut self.schedule
     }
 }
 
@@ -93,9 +93,9 @@ impl DerefMut for KeepAlive {
 impl LazyTimer {
     /// Resolves at `due`. Resets the timer if an earlier poll had another time.
     pub(super) fn poll_until(&mut self, cx: &mut Context<'_>, due: Instant) -> Poll<()> {
-        let alarm = self.0.get_or_insert_with(|| PooledTimer::at(due, TimerKind::KeepAlive));
-        alarm.set(due);
-        alarm.poll(cx)
+        let timer = self.0.get_or_insert_with(|| PooledTimer::at(due, TimerKind::KeepAlive));
+        timer.set(due);
+        timer.poll(cx)
     }
 }
 
@@ -152,7 +152,7 @@ mod tests {
         steps(held, token, until, meanwhile).await.iter().map(short).collect::<Vec<_>>().join(" ")
     }
 
-    fn held() -> WaitPolicy {
+    fn wait_policy() -> WaitPolicy {
         WaitPolicy {
             progress_after: Some(10 * SECOND),
             comment_after: 4 * SECOND,
@@ -163,22 +163,23 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silence_is_broken_by_comments_and_progress_until_the_deadline() {
-        assert_eq!(rendered(held(), true, 30, |_, _| {}).await, "4: 8: 10+ 14: 18: 20+ 24: 25!");
-        assert_eq!(rendered(held(), false, 30, |_, _| {}).await, "4: 8: 12: 16: 20: 24: 25!");
-        let off = WaitPolicy { progress_after: None, deadline: None, ..held() };
+        assert_eq!(rendered(wait_policy(), true, 30, |_, _| {}).await, "4: 8: 10+ 14: 18: 20+ 24: 25!");
+        assert_eq!(rendered(wait_policy(), false, 30, |_, _| {}).await, "4: 8: 12: 16: 20: 24: 25!");
+        let off = WaitPolicy { progress_after: None, deadline: None, ..wait_policy() };
         assert_eq!(rendered(off, true, 13, |_, _| {}).await, "4: 8: 12:");
     }
 
     #[tokio::test(start_paused = true)]
     async fn progress_and_deadline_precede_comments_due_at_once() {
-        let even = WaitPolicy { progress_after: Some(4 * SECOND), deadline: Some(8 * SECOND), ..held() };
+        let even =
+            WaitPolicy { progress_after: Some(4 * SECOND), deadline: Some(8 * SECOND), ..wait_policy() };
         assert_eq!(rendered(even, true, 30, |_, _| {}).await, "4+ 8!");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_servers_comments_break_the_silence_of_comments_alone() {
         let pings = |_: u32, keep_alive: &mut KeepAlive| keep_alive.record_bytes();
-        assert_eq!(rendered(held(), true, 30, pings).await, "10+ 20+ 25!");
+        assert_eq!(rendered(wait_policy(), true, 30, pings).await, "10+ 20+ 25!");
     }
 
     #[tokio::test(start_paused = true)]
@@ -188,15 +189,18 @@ mod tests {
                 keep_alive.record_message(b"{}");
             }
         };
-        assert_eq!(rendered(held(), true, 24, talks).await, "4: 8: 13: 17: 19+ 23:");
+        assert_eq!(rendered(wait_policy(), true, 24, talks).await, "4: 8: 13: 17: 19+ 23:");
     }
 
     #[tokio::test(start_paused = true)]
     async fn within_an_event_only_the_deadline_is_due() {
         let clock = SystemClock::new();
         let began = clock.now();
-        let mut keep_alive =
-            KeepAlive::new(held(), Some(ProgressHeartbeat::new(Bytes::from_static(b"7"), false)), began);
+        let mut keep_alive = KeepAlive::new(
+            wait_policy(),
+            Some(ProgressHeartbeat::new(Bytes::from_static(b"7"), false)),
+            began,
+        );
         let step = poll_fn(|cx| keep_alive.poll(cx, &clock, false)).await;
         assert_eq!((step, clock.now() - began), (KeepAliveStep::Deadline, 25 * SECOND));
         assert!(keep_alive.deadline_error().message().contains("25s (held.deadline)"));
@@ -210,21 +214,21 @@ mod tests {
                 keep_alive.stop_waiting();
             }
         };
-        assert_eq!(rendered(held(), true, 30, answered).await, "4: 8: 12: 16: 20: 24: 28:");
+        assert_eq!(rendered(wait_policy(), true, 30, answered).await, "4: 8: 12: 16: 20: 24: 28:");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_response_begins_after_the_longer_silence_if_it_may() {
         let clock = SystemClock::new();
         for (held, may_begin, what, after) in [
-            (held(), true, ResponseStart::Due, 10),
-            (held(), false, ResponseStart::Deadline, 25),
-            (WaitPolicy { progress_after: None, ..held() }, true, ResponseStart::Due, 4),
-            (WaitPolicy { deadline: Some(2 * SECOND), ..held() }, true, ResponseStart::Deadline, 2),
+            (wait_policy(), true, ResponseStart::Due, 10),
+            (wait_policy(), false, ResponseStart::Deadline, 25),
+            (WaitPolicy { progress_after: None, ..wait_policy() }, true, ResponseStart::Due, 4),
+            (WaitPolicy { deadline: Some(2 * SECOND), ..wait_policy() }, true, ResponseStart::Deadline, 2),
         ] {
             let began = clock.now();
             let mut keep_alive = KeepAlive::new(held, None, began);
-            assert_eq!(keep_alive.response_due(may_begin).await, what);
+            assert_eq!(keep_alive.wait_for_response_start(may_begin).await, what);
             assert_eq!(clock.now() - began, after * SECOND);
         }
     }

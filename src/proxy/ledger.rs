@@ -46,14 +46,14 @@ pub struct TaskLedger {
     /// Where the task records are stored.
     pub(super) store: Arc<dyn Store>,
     /// The clock reading that the store has, for the next process.
-    pub(super) kept_clock: StoredClock,
+    pub(super) stored_clock: StoredClock,
     /// Seals resume anchors, if the store outlives the process.
     seal: Option<AnchorSeal>,
     health: StoreHealth,
     quotas: SwapCell<TaskQuotas>,
     pub(super) clock: Arc<dyn Clock>,
     /// The rate limits of principals, and their listening streams.
-    pub(super) limits: SwapCell<PrincipalLimits>,
+    pub(super) principal_limits: SwapCell<PrincipalLimits>,
     /// Clients and calls that are notified when a task changes.
     pub(super) watchers: Arc<TaskWatchers>,
     /// The tasks that this process owns: those whose calls it runs, and those that wait for credentials. A
@@ -72,7 +72,7 @@ pub struct TaskLedger {
     /// Notified whenever an entry of `unfetched` is removed.
     fetched: Notify,
     /// The number of tasks created since the start of the process.
-    made: AtomicUsize,
+    created: AtomicUsize,
     /// The number of tasks left to the next process at shutdown.
     released: AtomicUsize,
     /// The number of tasks of a former process that wait for their callers' credentials: no call runs for
@@ -98,7 +98,7 @@ struct LeasedTask {
 pub struct TaskLease {
     pub(super) ledger: Arc<TaskLedger>,
     pub(super) id: TaskId,
-    /// Whether the task has been counted and logged ([`TaskLease::begin`]).
+    /// Whether the task has been counted and logged ([`TaskLease::mark_created`]).
     is_counted: bool,
 }
 
@@ -120,10 +120,11 @@ pub enum TaskAdmissionError {
 }
 
 /// The status message of a task whose latest change is not stored.
-const WAITS_FOR_STORE: &str = "the call has moved on; the change is shown once the task store has stored it";
+const UNSTORED_CHANGE_MESSAGE: &str =
+    "the call has moved on; the change is shown once the task store has stored it";
 
 /// The error of a task whose call no process runs any more.
-const LOST_MESSAGE: &str = "the process that made the call is gone, or lost its lease; the call may have run, and its outcome is unknown";
+const LOST_CALL_MESSAGE: &str = "the process that made the call is gone, or lost its lease; the call may have run, and its outcome is unknown";
 
 // === impl TaskLedger ===
 
@@ -137,11 +138,11 @@ impl TaskLedger {
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            kept_clock: StoredClock::new(store.kept_clock()),
+            stored_clock: StoredClock::new(store.kept_clock()),
             store,
             seal: secret.map(AnchorSeal::new),
             health: StoreHealth::default(),
-            limits: PrincipalLimits::new(&quotas).into(),
+            principal_limits: PrincipalLimits::new(&quotas).into(),
             quotas: quotas.into(),
             clock,
             watchers: Arc::new(TaskWatchers::default()),
@@ -152,29 +153,29 @@ impl TaskLedger {
             unfetched: DashMap::new(),
             fetch_metrics: FetchMetrics::default(),
             fetched: Notify::new(),
-            made: AtomicUsize::new(0),
+            created: AtomicUsize::new(0),
             released: AtomicUsize::new(0),
             pending: AtomicUsize::new(0),
         })
     }
 
     /// The number of tasks whose calls this process runs.
-    pub fn working(&self) -> usize {
+    pub fn working_count(&self) -> usize {
         self.leased.len().saturating_sub(self.pending.load(Ordering::Relaxed))
     }
 
     /// The number of tasks created since the start of the process.
-    pub fn made(&self) -> usize {
-        self.made.load(Ordering::Relaxed)
+    pub fn created_count(&self) -> usize {
+        self.created.load(Ordering::Relaxed)
     }
 
     /// The number of unfetched results that would be lost with the process; 0 if the store outlives it.
-    pub fn unfetched(&self) -> usize {
+    pub fn unfetched_count(&self) -> usize {
         self.unfetched.len()
     }
 
     /// Resolves when every result that would be lost with the process has been fetched or has expired.
-    pub async fn all_fetched(&self) {
+    pub async fn wait_until_all_fetched(&self) {
         loop {
             let fetched = self.fetched.notified();
             if self.unfetched.is_empty() {
@@ -188,17 +189,17 @@ impl TaskLedger {
     /// which the result counts as fetched.
     pub(super) fn record_shown(self: &Arc<Self>, record: &Record) -> Option<DeliveryCommit> {
         self.fetch_metrics.task_shown(&record.id);
-        record.state.is_ended().then(|| self.delivery(&record.id))
+        record.state.is_ended().then(|| self.delivery_commit(&record.id))
     }
 
     /// Creates the delivery commit for the end of a task: once it is confirmed, the result counts as fetched.
-    pub(super) fn delivery(self: &Arc<Self>, id: &TaskId) -> DeliveryCommit {
+    pub(super) fn delivery_commit(self: &Arc<Self>, id: &TaskId) -> DeliveryCommit {
         let (ledger, id) = (Arc::clone(self), id.clone());
-        DeliveryCommit::new(move || ledger.fetched(&id))
+        DeliveryCommit::new(move || ledger.mark_fetched(&id))
     }
 
     /// Records that the task's result has been fetched.
-    fn fetched(&self, id: &TaskId) {
+    fn mark_fetched(&self, id: &TaskId) {
         self.fetch_metrics.task_fetched(id);
         self.remove_unfetched(id);
     }
@@ -211,7 +212,7 @@ impl TaskLedger {
     }
 
     /// Reserves space for a new task within the quotas, and stores it. The task's call runs in this process.
-    /// Running tasks are never evicted for it. Metrics count the task from [`TaskLease::begin`] on.
+    /// Running tasks are never evicted for it. Metrics count the task from [`TaskLease::mark_created`] on.
     ///
     /// # Errors
     /// [`TaskAdmissionError`].
@@ -230,8 +231,9 @@ impl TaskLedger {
         reservation: Reservation,
     ) -> Result<TaskLease, Reservation> {
         let principal = principal_of(&record.owner.principal);
-        let (of_principal, total) = self.reservations.count(principal);
-        match self.has_room(principal, of_principal.saturating_sub(1), total.saturating_sub(1)) {
+        let (reserved_by_principal, reserved) = self.reservations.counts(principal);
+        match self.check_quota(principal, reserved_by_principal.saturating_sub(1), reserved.saturating_sub(1))
+        {
             Ok(()) => {}
             Err(_full) => return Err(reservation),
         }
@@ -248,15 +250,15 @@ impl TaskLedger {
         let principal = principal_of(&record.owner.principal);
         let (id, record) = (record.id.clone(), Arc::new(record));
         // Inserted before the record is stored: a client that finds the record may change it at once.
-        let held =
+        let leased =
             LeasedTask { version: RecordVersion::FIRST, record: Arc::clone(&record), has_unstored: false };
-        self.leased.insert(id.clone(), held);
-        let custody = TaskLease { ledger: Arc::clone(self), id, is_counted: false };
-        self.keep_clock().await;
+        self.leased.insert(id.clone(), leased);
+        let lease = TaskLease { ledger: Arc::clone(self), id, is_counted: false };
+        self.store_clock().await;
         let stored = self.store.insert_reserved(record, Box::new(reservation)).await;
         stored.map_err(|error| self.admission_error("storing a task", &error, principal))?;
         self.health.record_success();
-        Ok(custody)
+        Ok(lease)
     }
 
     /// Reserves space in the quotas for one more task, or for one more parked call: the client decides how
@@ -265,8 +267,8 @@ impl TaskLedger {
     /// # Errors
     /// [`TaskAdmissionError::Full`].
     pub(super) fn reserve(&self, principal: Principal) -> Result<Reservation, TaskAdmissionError> {
-        let has_room = |of_principal, total| self.has_room(principal, of_principal, total);
-        self.reservations.reserve(principal, has_room)
+        let check = |of_principal, total| self.check_quota(principal, of_principal, total);
+        self.reservations.reserve(principal, check)
     }
 
     /// Runs a change of a task, and the actions that follow from it, to the end, even if the request that
@@ -280,7 +282,7 @@ impl TaskLedger {
     ) -> Result<T, StoreError> {
         match self.changes.spawn(change).await {
             Ok(result) => result,
-            Err(ended) => match ended.try_into_panic() {
+            Err(join_error) => match join_error.try_into_panic() {
                 Ok(panic) => resume_unwind(panic),
                 Err(_) => Err(StoreError::Unavailable("the proxy has stopped".to_owned())),
             },
@@ -293,12 +295,12 @@ impl TaskLedger {
         &self,
         storing: BoxFuture<'static, Result<TaskLease, E>>,
     ) -> BoxFuture<'static, ()> {
-        let forgotten = self.changes.spawn(async move {
+        let discarded = self.changes.spawn(async move {
             if let Ok(task) = storing.await {
                 task.discard().await;
             }
         });
-        Box::pin(async move { drop(forgotten.await) })
+        Box::pin(async move { drop(discarded.await) })
     }
 
     /// The current quotas.
@@ -311,31 +313,31 @@ impl TaskLedger {
         if self.quotas() != quotas {
             let TaskQuotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
             self.store.set_bounds(StoreBounds { stored_bytes, stored_bytes_per_principal });
-            self.limits.set(self.limits.load().reconfigured(&quotas));
+            self.principal_limits.set(self.principal_limits.load().reconfigured(&quotas));
             self.quotas.set(quotas);
         }
     }
 
     /// Checks whether a principal may have one more task, in addition to the stored tasks and to the existing
-    /// reservations: `of_principal` of them are the principal's, `total` all.
+    /// reservations: `reserved_by_principal` of them are the principal's, `total` all.
     ///
     /// # Errors
     /// [`TaskAdmissionError::Full`], which is logged and counted.
-    fn has_room(
+    fn check_quota(
         &self,
         principal: Principal,
-        of_principal: usize,
-        total: usize,
+        reserved_by_principal: usize,
+        reserved: usize,
     ) -> Result<(), TaskAdmissionError> {
         let usage = self.store.usage(principal.as_bytes());
         let quotas = self.quotas();
-        let full = [
+        let checks = [
             (
                 "limits.tasks_per_principal",
-                usage.tasks_of_principal + of_principal,
+                usage.tasks_of_principal + reserved_by_principal,
                 quotas.tasks_per_principal,
             ),
-            ("limits.tasks", usage.tasks + total, quotas.tasks),
+            ("limits.tasks", usage.tasks + reserved, quotas.tasks),
             ("limits.stored_bytes", usage.stored_bytes, quotas.stored_bytes),
             (
                 "limits.stored_bytes_per_principal",
@@ -343,7 +345,7 @@ impl TaskLedger {
                 quotas.stored_bytes_per_principal,
             ),
         ];
-        match full.into_iter().find(|(_, used, limit)| used >= limit) {
+        match checks.into_iter().find(|(_, used, limit)| used >= limit) {
             None => Ok(()),
             Some((limit, ..)) => {
                 QuotaExceeded { limit, principal: &principal }.emit();
@@ -389,11 +391,11 @@ impl TaskLedger {
 
     /// Returns whether this process owns a task, and whether a change of the task waits for the store.
     pub(super) fn lease_status(&self, id: &TaskId) -> (bool, bool) {
-        self.leased.get(id).map_or((false, false), |held| (true, held.has_unstored))
+        self.leased.get(id).map_or((false, false), |leased| (true, leased.has_unstored))
     }
 
     /// Whether tasks outlive the process: the store is durable.
-    pub fn outlives(&self) -> bool {
+    pub fn is_durable(&self) -> bool {
         self.store.is_durable()
     }
 
@@ -403,8 +405,8 @@ impl TaskLedger {
     /// [`StoreError`], which is logged.
     pub(super) async fn store_anchor(&self, id: &TaskId, anchor: &TaskAnchor) -> Result<(), StoreError> {
         let sealed = self.seal.as_ref().map(|seal| seal.seal(id, anchor));
-        let kept = self.store.anchor(id, sealed).await;
-        kept.inspect_err(|error| self.log_failure("storing an anchor", error))
+        let stored = self.store.anchor(id, sealed).await;
+        stored.inspect_err(|error| self.log_failure("storing an anchor", error))
     }
 
     /// Decrypts the stored anchor of a task. `None` if there is no anchor or no secret, or if the anchor was
@@ -418,11 +420,11 @@ impl TaskLedger {
     /// # Errors
     /// [`StoreError`], which is logged.
     pub(super) async fn remove_anchor(&self, id: &TaskId) -> Result<(), StoreError> {
-        let kept = self.store.anchor(id, None).await;
-        kept.inspect_err(|error| self.log_failure("removing an anchor", error))
+        let stored = self.store.anchor(id, None).await;
+        stored.inspect_err(|error| self.log_failure("removing an anchor", error))
     }
 
-    /// Excludes a task from [`TaskLedger::working`] while it waits for its caller's credentials, until the
+    /// Excludes a task from [`TaskLedger::working_count`] while it waits for its caller's credentials, until the
     /// guard is dropped.
     pub(super) fn count_pending(self: &Arc<Self>) -> PendingTaskGuard {
         self.pending.fetch_add(1, Ordering::Relaxed);
@@ -435,7 +437,7 @@ impl TaskLedger {
     }
 
     /// The number of tasks left to the next process.
-    pub fn released(&self) -> usize {
+    pub fn released_count(&self) -> usize {
         self.released.load(Ordering::Relaxed)
     }
 
@@ -444,17 +446,17 @@ impl TaskLedger {
     pub async fn close(&self) {
         self.changes.close();
         self.changes.wait().await;
-        self.keep_last_clock().await;
+        self.store_final_clock().await;
         self.store.close().await;
     }
 
     /// Takes the lease of an orphaned task of a former process. `record` is the task as found in the store.
     pub(super) fn adopt(self: &Arc<Self>, version: RecordVersion, record: &Arc<Record>) -> TaskLease {
-        let held = LeasedTask { version, record: Arc::clone(record), has_unstored: false };
+        let leased = LeasedTask { version, record: Arc::clone(record), has_unstored: false };
         if !record.state.is_ended() {
             self.fetch_metrics.task_adopted(record);
         }
-        self.leased.insert(record.id.clone(), held);
+        self.leased.insert(record.id.clone(), leased);
         TaskLease { ledger: Arc::clone(self), id: record.id.clone(), is_counted: true }
     }
 
@@ -463,7 +465,7 @@ impl TaskLedger {
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
-    pub(super) async fn reload(&self, id: &TaskId) -> Result<Option<Arc<Record>>, StoreError> {
+    pub(super) async fn load_leased(&self, id: &TaskId) -> Result<Option<Arc<Record>>, StoreError> {
         let found = self.store.load(id).await;
         let found = found.inspect_err(|error| self.log_failure("loading a task", error))?;
         Ok(found.map(|(version, record)| {
@@ -476,14 +478,19 @@ impl TaskLedger {
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
-    pub(super) async fn orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
+    pub(super) async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
         let found = self.store.take_orphans(limit).await;
         found.inspect_err(|error| self.log_failure("looking for tasks of a former process", error))
     }
 
     /// Logs and counts why a task could not be stored, and returns the reason for the caller.
-    fn admission_error(&self, doing: &str, error: &StoreError, principal: Principal) -> TaskAdmissionError {
-        self.log_failure(doing, error);
+    fn admission_error(
+        &self,
+        operation: &str,
+        error: &StoreError,
+        principal: Principal,
+    ) -> TaskAdmissionError {
+        self.log_failure(operation, error);
         match error {
             StoreError::Full(limit) => {
                 QuotaExceeded { limit, principal: &principal }.emit();
@@ -499,24 +506,24 @@ impl TaskLedger {
     /// # Errors
     /// [`StoreError::Full`] if all such results together would exceed `limits.stored_bytes`.
     pub(super) fn buffer_result(self: &Arc<Self>, bytes: usize) -> Result<UnstoredBytes, StoreError> {
-        let aside = UnstoredBytes { ledger: Arc::clone(self), bytes };
-        let before = self.unstored_bytes.fetch_add(bytes, Ordering::Relaxed);
-        match bytes > NO_SPACE_EVENT_BYTES && before.saturating_add(bytes) > self.quotas().stored_bytes {
+        let buffered = UnstoredBytes { ledger: Arc::clone(self), bytes };
+        let previous = self.unstored_bytes.fetch_add(bytes, Ordering::Relaxed);
+        match bytes > NO_SPACE_EVENT_BYTES && previous.saturating_add(bytes) > self.quotas().stored_bytes {
             true => Err(StoreError::Full("limits.stored_bytes")),
-            false => Ok(aside),
+            false => Ok(buffered),
         }
     }
 
     /// Logs a failure of the store, once a minute. A limit of the configuration is not a failure, and is
     /// logged by the caller; a full disk affects every operation.
-    pub(crate) fn log_failure(&self, doing: &str, error: &StoreError) {
+    pub(crate) fn log_failure(&self, operation: &str, error: &StoreError) {
         match error {
             StoreError::Full(StoreError::DISK_SPACE) => {
-                self.health.record_failure(doing, error, self.clock.now())
+                self.health.record_failure(operation, error, self.clock.now())
             }
             StoreError::Full(_) => {}
             StoreError::Exists | StoreError::Unavailable(_) => {
-                self.health.record_failure(doing, error, self.clock.now())
+                self.health.record_failure(operation, error, self.clock.now())
             }
         }
     }
@@ -545,23 +552,23 @@ impl TaskLedger {
     /// The record of a task that this process owns, as last stored; `None` for any other task. Does not
     /// access the store.
     pub fn last_stored(&self, id: &TaskId) -> Option<Arc<Record>> {
-        self.leased.get(id).map(|held| Arc::clone(&held.record))
+        self.leased.get(id).map(|leased| Arc::clone(&leased.record))
     }
 
     /// Updates the last stored record of a task that this process owns.
     fn update_leased(&self, version: RecordVersion, record: &Arc<Record>) {
-        if let Some(mut held) = self.leased.get_mut(&record.id)
+        if let Some(mut leased) = self.leased.get_mut(&record.id)
             // Two changes may be recorded here in the reverse of their stored order.
-            && held.version < version
+            && leased.version < version
         {
-            (held.version, held.record) = (version, Arc::clone(record));
+            (leased.version, leased.record) = (version, Arc::clone(record));
         }
     }
 
     /// Sets whether a change of the task waits for the store.
-    pub(super) fn set_unstored(&self, id: &TaskId, waits: bool) {
-        if let Some(mut held) = self.leased.get_mut(id) {
-            held.has_unstored = waits;
+    pub(super) fn set_unstored(&self, id: &TaskId, is_unstored: bool) {
+        if let Some(mut leased) = self.leased.get_mut(id) {
+            leased.has_unstored = is_unstored;
         }
     }
 
@@ -571,12 +578,12 @@ impl TaskLedger {
     /// [`StoreError`], which is logged: nothing has changed.
     pub async fn change(&self, id: &TaskId, event: &TaskEvent) -> Result<UpdateOutcome, StoreError> {
         let is_result = matches!(event, TaskEvent::Returned { .. } | TaskEvent::Failed { .. });
-        if is_result && !self.outlives() {
+        if is_result && !self.is_durable() {
             // Inserted before any client can fetch it.
             self.unfetched.insert(id.clone(), ());
         }
         if event.is_end() {
-            self.keep_clock().await;
+            self.store_clock().await;
         }
         let updated = store::update(&*self.store, id, event, self.clock.timestamp()).await;
         if is_result && !matches!(updated, Ok(UpdateOutcome::Applied { .. })) {
@@ -602,12 +609,12 @@ impl TaskLedger {
 
     /// Returns the record for display: with a status message that says so if the task's latest change waits
     /// for the store, otherwise unchanged.
-    pub fn with_store_status(&self, record: Arc<Record>) -> Arc<Record> {
-        let waits = || self.leased.get(&record.id).is_some_and(|held| held.has_unstored);
-        if record.state.is_ended() || !waits() {
+    pub fn with_unstored_message(&self, record: Arc<Record>) -> Arc<Record> {
+        let has_unstored = || self.leased.get(&record.id).is_some_and(|leased| leased.has_unstored);
+        if record.state.is_ended() || !has_unstored() {
             return record;
         }
-        Arc::new(Record { message: Some(WAITS_FOR_STORE.to_owned()), ..Record::clone(&record) })
+        Arc::new(Record { message: Some(UNSTORED_CHANGE_MESSAGE.to_owned()), ..Record::clone(&record) })
     }
 
     /// One page of an owner's tasks, the oldest first, and whether there are more.
@@ -622,9 +629,9 @@ impl TaskLedger {
     ) -> Result<(Vec<Arc<Record>>, bool), StoreError> {
         let found = self.store.list(owner, after, size + 1).await;
         let mut found = found.inspect_err(|error| self.log_failure("listing tasks", error))?;
-        let more = found.len() > size;
+        let has_more = found.len() > size;
         found.truncate(size);
-        Ok((found, more))
+        Ok((found, has_more))
     }
 
     /// Renews working tasks and removes expired ones. A working task without a lease has lost its call, and
@@ -640,7 +647,7 @@ impl TaskLedger {
                 failed.get_or_insert(error);
             }
         }
-        self.limits.load().remove_idle();
+        self.principal_limits.load().remove_idle();
         failed.map_or(Ok(due.len()), Err)
     }
 
@@ -662,7 +669,7 @@ impl TaskLedger {
             // A lease is dropped only after the end of its call is stored, so no process runs this call; or
             // at the end of the proxy, which leaves it to the next process.
             if !stopping.is_stopped() {
-                self.change(id, &lost_event()).await?;
+                self.change(id, &lost_call_event()).await?;
             }
         }
         Ok(())
@@ -674,14 +681,14 @@ impl TaskLedger {
 impl TaskLease {
     /// Counts and logs the stored task; called when its handle is sent to a client. A task that is discarded
     /// before this is never counted. Idempotent.
-    pub fn begin(&mut self) {
+    pub fn mark_created(&mut self) {
         let Some(record) = self.ledger.last_stored(&self.id).filter(|_| !self.is_counted) else { return };
         self.is_counted = true;
         let principal = principal_of(&record.owner.principal);
         let (task, route, tool) = (self.id.tag(), &record.owner.route, &record.tool);
         TaskCreated { task: &task, route, tool, principal: &principal }.emit();
         self.ledger.fetch_metrics.task_created(&record);
-        self.ledger.made.fetch_add(1, Ordering::Relaxed);
+        self.ledger.created.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Removes a task whose handle reached no client; if it was counted, its end is logged as cancelled. If
@@ -700,7 +707,7 @@ impl TaskLease {
                 }
             }
             Err(error) => {
-                self.begin();
+                self.mark_created();
                 self.ledger.log_failure("removing a task", &error);
             }
         }
@@ -730,9 +737,9 @@ impl Drop for UnstoredBytes {
 }
 
 /// The event that fails a task whose call no process runs any more (`OUTCOME_UNKNOWN`).
-pub(super) fn lost_event() -> TaskEvent {
-    let error = ErrorObject::new(code::OUTCOME_UNKNOWN, LOST_MESSAGE);
-    TaskEvent::Failed { error: error.as_bytes().clone(), message: Some(LOST_MESSAGE.to_owned()) }
+pub(super) fn lost_call_event() -> TaskEvent {
+    let error = ErrorObject::new(code::OUTCOME_UNKNOWN, LOST_CALL_MESSAGE);
+    TaskEvent::Failed { error: error.as_bytes().clone(), message: Some(LOST_CALL_MESSAGE.to_owned()) }
 }
 
 /// The details of the task's end, for the log and the metrics; `None` if the task has not ended.
@@ -757,14 +764,14 @@ fn emit_transition(record: &Record, from: &str, to: &str, end: Option<TaskEnd>) 
         from,
         to,
         end,
-        reason: reason(record).as_deref(),
+        reason: failure_reason(record).as_deref(),
     }
     .emit();
 }
 
 /// The reason why a task failed, if it did. Of a server's error only the code is returned, because its text
 /// may contain the arguments of the call.
-fn reason(record: &Record) -> Option<String> {
+fn failure_reason(record: &Record) -> Option<String> {
     let TaskState::Failed { error } = &record.state else { return None };
     let error = ErrorObject::from_raw(error.clone());
     Some(if code::is_own(error.code()) { error.message() } else { format!("error {}", error.code()) })

@@ -23,7 +23,7 @@ use std::{sync::Arc, time::Duration};
 pub struct LegacyRequest {
     pub principal: Principal,
     /// The rollouts of the route that include the caller.
-    pub standing: crate::policy::RolloutMembership,
+    pub rollout_membership: crate::policy::RolloutMembership,
     /// The HTTP method.
     pub method: http::Method,
     /// The query of the requested URL.
@@ -53,12 +53,12 @@ pub struct LegacyResponse {
 /// The body of a response to a legacy client.
 pub enum ResponseBody {
     /// Complete, or empty.
-    Whole(Bytes, AccessSummary),
+    Complete(Bytes, AccessSummary),
     /// Complete, with the end of a task. The commit is confirmed once the bytes are written to the client's
     /// socket.
     TaskEnd(Bytes, Box<(AccessSummary, DeliveryCommit)>),
     /// Streamed.
-    Pieces(BodyStream),
+    Stream(BodyStream),
 }
 
 /// A streamed body. If the stream is dropped before its end, the client has disconnected; this does not
@@ -72,9 +72,9 @@ pub struct BodyPiece {
     pub bytes: Bytes,
     /// The summary for the access log; `None` until all requests have been answered, in this piece or an
     /// earlier one.
-    pub account: Option<AccessSummary>,
+    pub summary: Option<AccessSummary>,
     /// Whether more pieces follow.
-    pub then: BodyContinuation,
+    pub continuation: BodyContinuation,
     /// For the end of a task: confirmed once the bytes are written to the client's socket.
     pub commit: Option<DeliveryCommit>,
 }
@@ -88,25 +88,25 @@ pub enum BodyContinuation {
     End,
     /// The body is incomplete: the connection is aborted, so that the client does not take the body for
     /// complete.
-    Break,
+    Abort,
 }
 
 // === impl BodyPiece ===
 
 impl BodyPiece {
     /// A piece that is followed by others.
-    pub(super) fn of(bytes: Bytes) -> Self {
-        Self { bytes, account: None, then: BodyContinuation::More, commit: None }
+    pub(super) fn from_bytes(bytes: Bytes) -> Self {
+        Self { bytes, summary: None, continuation: BodyContinuation::More, commit: None }
     }
 
     /// The last piece of a body, with the summary for the access log.
-    pub(super) fn last(bytes: Bytes, account: AccessSummary) -> Self {
-        Self { account: Some(account), then: BodyContinuation::End, ..Self::of(bytes) }
+    pub(super) fn last(bytes: Bytes, summary: AccessSummary) -> Self {
+        Self { summary: Some(summary), continuation: BodyContinuation::End, ..Self::from_bytes(bytes) }
     }
 
     /// An empty last piece, which ends the body.
     pub fn end() -> Self {
-        Self { then: BodyContinuation::End, ..Self::of(Bytes::new()) }
+        Self { continuation: BodyContinuation::End, ..Self::from_bytes(Bytes::new()) }
     }
 }
 
@@ -119,54 +119,54 @@ impl LegacyRequest {
     }
 
     /// The client's session and credentials, with which the proxy sends its own requests in that session.
-    pub(super) fn session(&self) -> ClientSession {
+    pub(super) fn client_session(&self) -> ClientSession {
         ClientSession { principal: self.principal, query: self.query.clone(), headers: self.headers.clone() }
     }
 }
 
 /// A response with a result of the proxy.
-pub(super) fn success(id: &RequestId, result: &[u8], account: AccessSummary) -> LegacyResponse {
-    json_response(legacy::success_response(id, result), account)
+pub(super) fn result_response(id: &RequestId, result: &[u8], summary: AccessSummary) -> LegacyResponse {
+    json_response(legacy::success_response(id, result), summary)
 }
 
 /// A response in which the proxy refuses one request: a JSON-RPC error with HTTP status 200.
-pub(super) fn refusal(id: &RequestId, error: &ErrorObject) -> LegacyResponse {
-    let account = AccessSummary::failed(RequestOutcome::Refused, error);
-    refused(StatusCode::OK, std::slice::from_ref(id), error, account)
+pub(super) fn refusal_response(id: &RequestId, error: &ErrorObject) -> LegacyResponse {
+    let summary = AccessSummary::failed(RequestOutcome::Refused, error);
+    refuse_requests(StatusCode::OK, std::slice::from_ref(id), error, summary)
 }
 
 /// A response in which the proxy refuses these requests, each with the same error. Without requests the error
 /// has no id, and clients see only the HTTP status.
-pub(super) fn refused(
+pub(super) fn refuse_requests(
     status: StatusCode,
-    waiting: &[RequestId],
+    requests: &[RequestId],
     error: &ErrorObject,
-    account: AccessSummary,
+    summary: AccessSummary,
 ) -> LegacyResponse {
-    LegacyResponse { status, ..json_response(legacy::error_responses(waiting, error), account) }
+    LegacyResponse { status, ..json_response(legacy::error_responses(requests, error), summary) }
 }
 
 /// A response with this JSON body and status 200.
-pub(super) fn json_response(body: Bytes, account: AccessSummary) -> LegacyResponse {
+pub(super) fn json_response(body: Bytes, summary: AccessSummary) -> LegacyResponse {
     let headers = HeaderMap::from_iter([
         (CONTENT_TYPE, HeaderValue::from_static("application/json")),
         (CONTENT_LENGTH, body.len().into()),
     ]);
-    LegacyResponse { status: StatusCode::OK, headers, body: ResponseBody::Whole(body, account) }
+    LegacyResponse { status: StatusCode::OK, headers, body: ResponseBody::Complete(body, summary) }
 }
 
 /// A response with this JSON body and status 200. `commit` is given if the body contains the end of a task.
-pub(super) fn task_end(
+pub(super) fn task_end_response(
     body: Bytes,
-    account: AccessSummary,
+    summary: AccessSummary,
     commit: Option<DeliveryCommit>,
 ) -> LegacyResponse {
-    let passed = json_response(body, account);
-    match (passed.body, commit) {
-        (ResponseBody::Whole(body, account), Some(commit)) => {
-            LegacyResponse { body: ResponseBody::TaskEnd(body, Box::new((account, commit))), ..passed }
+    let response = json_response(body, summary);
+    match (response.body, commit) {
+        (ResponseBody::Complete(body, summary), Some(commit)) => {
+            LegacyResponse { body: ResponseBody::TaskEnd(body, Box::new((summary, commit))), ..response }
         }
-        (body, _) => LegacyResponse { body, ..passed },
+        (body, _) => LegacyResponse { body, ..response },
     }
 }
 
@@ -175,7 +175,7 @@ pub(super) fn empty_response(status: StatusCode) -> LegacyResponse {
     LegacyResponse {
         status,
         headers: HeaderMap::new(),
-        body: ResponseBody::Whole(Bytes::new(), AccessSummary::default()),
+        body: ResponseBody::Complete(Bytes::new(), AccessSummary::default()),
     }
 }
 

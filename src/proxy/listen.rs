@@ -3,7 +3,7 @@
 
 use super::{
     CallReply, ReplyItem,
-    answers::{POLLS_PER_SECOND, TaskRefusal, extension, look_up},
+    answers::{POLLS_LIMIT_KEY, TaskRefusal, extension, look_up_task},
     call_reply::ReplySource,
     persist::STORE_RETRY_DELAY,
     principal_limits::ListenPermit,
@@ -68,11 +68,11 @@ struct ActiveListen {
     tasks: TaskWatcher,
     /// Tasks whose notifications are due. Notifications are rendered one at a time, when the client reads:
     /// each may contain a result of megabytes.
-    due: VecDeque<TaskId>,
+    due_tasks: VecDeque<TaskId>,
     /// When to load the due tasks again after a failure of the store.
     store_retry_at: Option<Instant>,
     /// Lists that have changed, and when to notify the client.
-    changed: PendingListChanges,
+    changed_lists: PendingListChanges,
     /// Keeps the resources subscribed at the server.
     _subscriptions: Vec<Subscription>,
     /// The permit for this stream.
@@ -98,26 +98,26 @@ impl ListenStream {
     /// # Errors
     /// The reply that refuses the subscription.
     async fn open(&mut self) -> Result<(), Box<CallReply>> {
-        let asked = SubscriptionFilter::read(self.call.params.as_ref())
+        let requested = SubscriptionFilter::read(self.call.params.as_ref())
             .map_err(|error| Box::new(reply::invalid_params(&self.call, error.to_string())))?;
         // Tasks extension, *Task Status Notifications*.
-        if !asked.task_ids.is_empty() && !self.caller.capabilities.declares_tasks() {
-            return Err(Box::new(reply::tasks_required(&self.call)));
+        if !requested.task_ids.is_empty() && !self.caller.capabilities.declares_tasks() {
+            return Err(Box::new(reply::tasks_required_refusal(&self.call)));
         }
-        let place = self.shared.ledger.limits.load().try_listen(self.caller.principal);
-        let place = place.ok_or_else(|| {
-            let error = reply::too_many("limits.listens_per_principal");
+        let permit = self.shared.ledger.principal_limits.load().try_listen(self.caller.principal);
+        let permit = permit.ok_or_else(|| {
+            let error = reply::rate_limit_error("limits.listens_per_principal");
             Box::new(reply::refuse(&self.call, StatusCode::TOO_MANY_REQUESTS, &error))
         })?;
         let identity = CallerIdentity::of(&self.caller);
         // Subscribed before the server is described: no change is missed.
         let reports = self.shared.upstream.watch(self.caller.principal);
-        let server = self.shared.upstream.describe(&identity).await.map_err(|lost| {
-            Box::new(reply::to_client(&self.call, &self.shared.route, CallEnd::Lost(lost), None))
+        let server = self.shared.upstream.describe(&identity).await.map_err(|call_error| {
+            Box::new(reply::call_end_reply(&self.call, &self.shared.route, CallEnd::Lost(call_error), None))
         })?;
         // Checked before anything is subscribed at the server.
-        let records = self.tasks(&asked.task_ids).await?;
-        let (filter, subscriptions) = self.accept_filter(asked, &records, &identity, &server).await;
+        let records = self.find_tasks(&requested.task_ids).await?;
+        let (filter, subscriptions) = self.accept_filter(requested, &records, &identity, &server).await;
         self.outgoing.push_back(ReplyItem::Notification(acknowledged_message(&self.call.id, &filter)));
         let tasks =
             self.shared.ledger.watchers.watch(records.iter().map(|record| record.id.clone()).collect());
@@ -125,9 +125,11 @@ impl ListenStream {
         // wait for their end for ever.
         let mut due = VecDeque::new();
         for record in &records {
-            let now = self.shared.ledger.load(&record.id).await;
-            let now = now.map_err(|_| Box::new(reply::store_failed(&self.call)))?;
-            due.extend(now.filter(|now| is_actionable(&now.state)).map(|now| now.id.clone()));
+            let current = self.shared.ledger.load(&record.id).await;
+            let current = current.map_err(|_| Box::new(reply::store_failed_reply(&self.call)))?;
+            due.extend(
+                current.filter(|current| is_actionable(&current.state)).map(|current| current.id.clone()),
+            );
         }
         let changed = PendingListChanges::default();
         self.state = ListenState::Open(Box::new(ActiveListen {
@@ -135,11 +137,11 @@ impl ListenStream {
             filter,
             reports,
             tasks,
-            due,
+            due_tasks: due,
             store_retry_at: None,
-            changed,
+            changed_lists: changed,
             _subscriptions: subscriptions,
-            _permit: place,
+            _permit: permit,
         }));
         Ok(())
     }
@@ -152,19 +154,19 @@ impl ListenStream {
     /// # Errors
     /// The refusal, if the caller has reached the limit on polls with the first task, or the limit on misses,
     /// or if the store fails.
-    async fn tasks(&self, ids: &[String]) -> Result<Vec<Arc<Record>>, Box<CallReply>> {
+    async fn find_tasks(&self, ids: &[String]) -> Result<Vec<Arc<Record>>, Box<CallReply>> {
         let (owner, principal) = (self.shared.task_owner(&self.caller), self.caller.principal);
-        let mut named = HashSet::new();
+        let mut seen = HashSet::new();
         let mut found = Vec::new();
-        for id in ids.iter().filter(|id| named.insert(id.as_str())).take(MAX_TASKS) {
-            match look_up(&self.shared, &Method::Listen, Some(id), &owner, principal).await {
+        for id in ids.iter().filter(|id| seen.insert(id.as_str())).take(MAX_TASKS) {
+            match look_up_task(&self.shared, &Method::Listen, Some(id), &owner, principal).await {
                 Ok(record) => found.push(record),
                 Err(TaskRefusal::Unknown) => {}
-                Err(TaskRefusal::TooMany(limit)) if limit == POLLS_PER_SECOND && !found.is_empty() => {
+                Err(TaskRefusal::TooMany(limit)) if limit == POLLS_LIMIT_KEY && !found.is_empty() => {
                     Limit::PollsPerSecond.record_hit();
                     break;
                 }
-                Err(refusal) => return Err(Box::new(extension::refused(&self.call, refusal))),
+                Err(refusal) => return Err(Box::new(extension::refusal_reply(&self.call, refusal))),
             }
         }
         Ok(found)
@@ -174,17 +176,18 @@ impl ListenStream {
     /// served, given the server's capabilities, and the subscriptions.
     async fn accept_filter(
         &self,
-        asked: SubscriptionFilter,
+        requested: SubscriptionFilter,
         records: &[Arc<Record>],
         identity: &CallerIdentity,
         server: &UpstreamDescription,
     ) -> (SubscriptionFilter, Vec<Subscription>) {
-        let offers = |member, flag| has_flag(&server.capabilities, member, flag);
+        let declares = |member, flag| has_flag(&server.capabilities, member, flag);
         let (mut uris, mut subscriptions) = (Vec::new(), Vec::new());
-        if offers("resources", "subscribe") {
-            let mut named = HashSet::new();
-            let wanted = asked.resource_subscriptions.into_iter().filter(|uri| named.insert(uri.clone()));
-            for uri in wanted.take(MAX_RESOURCES) {
+        if declares("resources", "subscribe") {
+            let mut seen = HashSet::new();
+            let requested_uris =
+                requested.resource_subscriptions.into_iter().filter(|uri| seen.insert(uri.clone()));
+            for uri in requested_uris.take(MAX_RESOURCES) {
                 match self.shared.upstream.subscribe(identity, &uri).await {
                     Ok(subscription) => {
                         subscriptions.push(subscription);
@@ -195,9 +198,9 @@ impl ListenStream {
             }
         }
         let filter = SubscriptionFilter {
-            tools_list_changed: asked.tools_list_changed && offers("tools", "listChanged"),
-            prompts_list_changed: asked.prompts_list_changed && offers("prompts", "listChanged"),
-            resources_list_changed: asked.resources_list_changed && offers("resources", "listChanged"),
+            tools_list_changed: requested.tools_list_changed && declares("tools", "listChanged"),
+            prompts_list_changed: requested.prompts_list_changed && declares("prompts", "listChanged"),
+            resources_list_changed: requested.resources_list_changed && declares("resources", "listChanged"),
             resource_subscriptions: uris,
             task_ids: records.iter().map(|record| record.id.as_str().to_owned()).collect(),
         };
@@ -205,7 +208,7 @@ impl ListenStream {
     }
 
     /// Waits for one event of an open stream, and queues the messages or tasks that follow from it.
-    async fn wait(&mut self) {
+    async fn handle_next_event(&mut self) {
         let ListenState::Open(open) = &mut self.state else { return };
         tokio::select! {
             report = open.reports.recv() => match report {
@@ -213,15 +216,15 @@ impl ListenStream {
                 // Reports were lost: all subscribed lists may have changed.
                 Err(RecvError::Lagged(_)) => {
                     let lists = ListKind::ALL.into_iter().filter(|list| open.filter.includes_list(*list));
-                    open.changed.add(lists, self.shared.clock.now() + MERGE_WINDOW);
+                    open.changed_lists.add(lists, self.shared.clock.now() + MERGE_WINDOW);
                 }
                 Err(RecvError::Closed) => self.end(),
             },
-            ids = open.tasks.changed() => open.due.extend(ids),
+            ids = open.tasks.changed() => open.due_tasks.extend(ids),
             // The next iteration retries the due tasks.
             () = wait_until(open.store_retry_at) => open.store_retry_at = None,
-            () = wait_until(open.changed.notify_at) => {
-                let lists = std::mem::take(&mut open.changed).lists;
+            () = wait_until(open.changed_lists.notify_at) => {
+                let lists = std::mem::take(&mut open.changed_lists).lists;
                 let notification = |list: ListKind| ReplyItem::Notification(tagged_notification(&self.call.id, &list.changed_notification(), None));
                 self.outgoing.extend(lists.into_iter().map(notification));
             }
@@ -232,14 +235,15 @@ impl ListenStream {
     /// Queues the notification of a change at the server, if the client has subscribed to it.
     fn handle_report(&mut self, report: ChangeNotification) {
         let ListenState::Open(open) = &mut self.state else { return };
-        let ActiveListen { filter, changed, .. } = &mut **open;
+        let ActiveListen { filter, changed_lists: changed, .. } = &mut **open;
         match report {
             ChangeNotification::ListChanged(list) if filter.includes_list(list) => {
                 changed.add([list], self.shared.clock.now() + MERGE_WINDOW);
             }
             ChangeNotification::ResourceUpdated { uri, params } if filter.includes_resource(&uri) => {
-                let notice = tagged_notification(&self.call.id, &Method::ResourceUpdated, Some(&params));
-                self.outgoing.push_back(ReplyItem::Notification(notice));
+                let notification =
+                    tagged_notification(&self.call.id, &Method::ResourceUpdated, Some(&params));
+                self.outgoing.push_back(ReplyItem::Notification(notification));
             }
             ChangeNotification::ListChanged(_) | ChangeNotification::ResourceUpdated { .. } => {}
         }
@@ -248,8 +252,8 @@ impl ListenStream {
     /// Queues the notification of the task that is due first. Returns whether there was one.
     async fn notify_due(&mut self) -> bool {
         let ListenState::Open(open) = &mut self.state else { return false };
-        let Some(id) = open.due.front() else { return false };
-        if open.store_retry_at.is_some_and(|again| again > self.shared.clock.now()) {
+        let Some(id) = open.due_tasks.front() else { return false };
+        if open.store_retry_at.is_some_and(|retry_at| retry_at > self.shared.clock.now()) {
             return false;
         }
         let Ok(record) = self.shared.ledger.load(id).await else {
@@ -258,13 +262,13 @@ impl ListenStream {
             return false;
         };
         open.store_retry_at = None;
-        open.due.pop_front();
-        self.outgoing.extend(record.map(|record| self.task_notice(&record)));
+        open.due_tasks.pop_front();
+        self.outgoing.extend(record.map(|record| self.task_notification(&record)));
         true
     }
 
     /// The notification of a task's status; with a delivery commit if the task has ended.
-    fn task_notice(&self, record: &Record) -> ReplyItem {
+    fn task_notification(&self, record: &Record) -> ReplyItem {
         let commit = self.shared.ledger.record_shown(record);
         let params = view::extension::notification_params(
             record,
@@ -311,7 +315,7 @@ impl ReplySource for ListenStream {
                 }
                 ListenState::Open(_) => {
                     if !self.notify_due().await {
-                        self.wait().await;
+                        self.handle_next_event().await;
                     }
                 }
             }
@@ -323,9 +327,9 @@ impl ReplySource for ListenStream {
 
 impl PendingListChanges {
     /// Adds changed lists. The notification is due at this time, or earlier if one is pending already.
-    fn add(&mut self, lists: impl IntoIterator<Item = ListKind>, tell_at: Instant) {
+    fn add(&mut self, lists: impl IntoIterator<Item = ListKind>, notify_at: Instant) {
         self.lists.extend(lists);
-        self.notify_at.get_or_insert(tell_at);
+        self.notify_at.get_or_insert(notify_at);
     }
 }
 

@@ -19,9 +19,9 @@ pub(super) struct ObservedCall {
     shared: Arc<RouteContext>,
     tool: Box<str>,
     /// Whether the caller is outside the rollout of the tool.
-    is_outside: bool,
+    is_outside_rollout: bool,
     /// The threshold.
-    after: Duration,
+    threshold: Duration,
     began: Instant,
     /// When and with what outcome the call was answered. None if its client disconnected first.
     answered: Option<(Instant, RequestOutcome)>,
@@ -42,8 +42,8 @@ impl ObservedCall {
         Box::new(Self {
             shared: Arc::clone(shared),
             tool: tool.into(),
-            is_outside: policy.is_outside_rollout,
-            after: policy.after,
+            is_outside_rollout: policy.is_outside_rollout,
+            threshold: policy.after,
             began,
             answered: None,
             would_defer: None,
@@ -52,23 +52,26 @@ impl ObservedCall {
 
     /// Begins observing the call in a relayed legacy request. `None` if the request is not a single
     /// `tools/call` of an observed tool: batches never become tasks.
-    pub(super) fn of_request(shared: &Arc<RouteContext>, passage: &LegacyRequest) -> Option<Box<Self>> {
-        let [ClientMessage::Request { method: Method::ToolsCall, target, .. }] = &passage.post.messages[..]
+    pub(super) fn begin_for_request(
+        shared: &Arc<RouteContext>,
+        request: &LegacyRequest,
+    ) -> Option<Box<Self>> {
+        let [ClientMessage::Request { method: Method::ToolsCall, target, .. }] = &request.post.messages[..]
         else {
             return None;
         };
-        if passage.post.is_batch || !shared.route.has_observed_tools() {
+        if request.post.is_batch || !shared.route.has_observed_tools() {
             return None;
         }
         let tool = target.as_deref().unwrap_or_default();
-        let policy = shared.route.tool_policy_for(tool, &passage.standing);
+        let policy = shared.route.tool_policy_for(tool, &request.rollout_membership);
         let is_observed = policy.mode == Mode::Observe;
         is_observed.then(|| Self::begin(shared, tool, &policy, shared.clock.now()))
     }
 
     /// Returns the threshold and the start of the call.
     pub(super) fn threshold(&self) -> (Duration, Instant) {
-        (self.after, self.began)
+        (self.threshold, self.began)
     }
 
     /// Records the outcome and the time of the response. Later outcomes are ignored.
@@ -89,15 +92,16 @@ impl Drop for ObservedCall {
             None => (self.shared.clock.now(), None),
         };
         let took = ended.saturating_duration_since(self.began);
-        if !self.would_defer.unwrap_or(took >= self.after) {
+        if !self.would_defer.unwrap_or(took >= self.threshold) {
             return;
         }
         let route = &self.shared.route;
-        let rollout = route.rollout_of_tool(&self.tool).filter(|_| self.is_outside).map(ToString::to_string);
+        let rollout =
+            route.rollout_of_tool(&self.tool).filter(|_| self.is_outside_rollout).map(ToString::to_string);
         WouldDefer {
             tool: &self.tool,
             route: &route.path,
-            after: self.after,
+            after: self.threshold,
             took,
             is_success: outcome == Some(RequestOutcome::Result),
             rollout: rollout.as_deref(),

@@ -30,11 +30,11 @@ pub struct TaskSummary {
     /// The principal that the task belongs to.
     pub principal: Principal,
     /// The number of client requests that wait for the task or watch it.
-    pub waits: usize,
+    pub waiting_requests: usize,
     /// Whether this process owns the task and runs its call.
-    pub is_held: bool,
+    pub is_owned: bool,
     /// Whether the latest change of the task waits for the store.
-    pub waits_for_store: bool,
+    pub has_unstored_change: bool,
 }
 
 /// A page of tasks: working tasks before ended ones, the youngest of each first.
@@ -81,14 +81,14 @@ const MAX_NAMES: usize = 20_000;
 const SCAN_LIMIT: usize = 10_000;
 
 /// Tasks that are read with one request to the store.
-const BATCH: usize = 250;
+const BATCH_SIZE: usize = 250;
 
 // === impl OperatorTasks ===
 
 impl OperatorTasks {
     /// Creates the operators' view of these tasks and running calls.
-    pub fn new(ledger: Arc<TaskLedger>, switchboard: Arc<CallRegistry>) -> Self {
-        Self { ledger, call_registry: switchboard, names: RecentMap::new(MAX_NAMES) }
+    pub fn new(ledger: Arc<TaskLedger>, call_registry: Arc<CallRegistry>) -> Self {
+        Self { ledger, call_registry, names: RecentMap::new(MAX_NAMES) }
     }
 
     /// The current time for tasks, with the offset of the wall clock.
@@ -96,27 +96,27 @@ impl OperatorTasks {
         self.ledger.now()
     }
 
-    /// Returns a page of at most `size` tasks that match `wanted`, from the position `after`, or from the
+    /// Returns a page of at most `size` tasks that match `is_match`, from the position `after`, or from the
     /// beginning. Scans at most [`SCAN_LIMIT`] tasks.
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
     pub async fn page(
         &self,
-        wanted: impl Fn(&Record) -> bool + Send + Sync,
+        is_match: impl Fn(&Record) -> bool + Send + Sync,
         after: Option<TaskCursor>,
         size: usize,
     ) -> Result<TaskPage, StoreError> {
         let mut tasks = Vec::new();
-        let stopped = self
+        let next = self
             .scan(after, |record| {
-                if wanted(record) {
+                if is_match(record) {
                     tasks.push(self.summarize(Arc::clone(record)));
                 }
                 tasks.len() < size
             })
             .await?;
-        Ok(TaskPage { tasks, next: stopped })
+        Ok(TaskPage { tasks, next })
     }
 
     /// Finds the tasks whose ids begin with this name of at least [`MIN_NAME_DIGITS`] hexadecimal digits.
@@ -126,12 +126,12 @@ impl OperatorTasks {
     pub async fn find(&self, name: &str) -> Result<TaskLookup, StoreError> {
         let name = name.to_ascii_lowercase();
         let now = self.now().time;
-        let is_known = |record: &Arc<Record>| !record.is_expired(now);
+        let is_unexpired = |record: &Arc<Record>| !record.is_expired(now);
         if let Some(id) = TaskId::parse(&name).or_else(|| self.names.get(&name)) {
-            let found = self.ledger.load(&id).await?.filter(is_known);
+            let found = self.ledger.load(&id).await?.filter(is_unexpired);
             return Ok(found.map_or(TaskLookup::None, |record| TaskLookup::One(self.summarize(record))));
         }
-        if !is_name(&name) {
+        if !is_valid_name(&name) {
             return Ok(TaskLookup::None);
         }
         let mut ids = Vec::new();
@@ -145,7 +145,9 @@ impl OperatorTasks {
         let mut tasks = Vec::new();
         for id in ids {
             // Loaded again: the list may leave out results.
-            tasks.extend(self.ledger.load(&id).await?.filter(is_known).map(|record| self.summarize(record)));
+            tasks.extend(
+                self.ledger.load(&id).await?.filter(is_unexpired).map(|record| self.summarize(record)),
+            );
         }
         Ok(match tasks.len() {
             0 => TaskLookup::None,
@@ -166,7 +168,7 @@ impl OperatorTasks {
             TaskLookup::None => return Ok(CancelOutcome::Unknown),
         };
         let id = &task.record.id;
-        match answers::cancel(&self.ledger, &self.call_registry, id, Canceller::Operator).await? {
+        match answers::cancel_task(&self.ledger, &self.call_registry, id, Canceller::Operator).await? {
             Some(record) => Ok(CancelOutcome::Cancelled(self.summarize(record))),
             None => Ok(match self.find(task.record.id.as_str()).await? {
                 TaskLookup::One(task) => CancelOutcome::AlreadyEnded(task),
@@ -175,25 +177,26 @@ impl OperatorTasks {
         }
     }
 
-    /// Passes the tasks from the position `after` to the visitor `goes_on`, working tasks first, until the
+    /// Passes the tasks from the position `after` to the visitor `visit`, working tasks first, until the
     /// visitor returns false or the scan limit is reached. Returns the position reached; `None` at the end of
     /// the list.
     async fn scan(
         &self,
         after: Option<TaskCursor>,
-        mut goes_on: impl FnMut(&Arc<Record>) -> bool,
+        mut visit: impl FnMut(&Arc<Record>) -> bool,
     ) -> Result<Option<TaskCursor>, StoreError> {
         let now = self.now().time;
-        let (first, mut below) = after.map_or((false, None), |after| (after.is_ended, Some(after.number)));
-        let mut looked_at = 0;
-        for is_ended in [false, true].into_iter().filter(|is_ended| *is_ended >= first) {
+        let (starts_ended, mut below) =
+            after.map_or((false, None), |after| (after.is_ended, Some(after.number)));
+        let mut scanned = 0;
+        for is_ended in [false, true].into_iter().filter(|is_ended| *is_ended >= starts_ended) {
             loop {
-                let found = self.ledger.recent(is_ended, below, BATCH).await?;
-                let is_last = found.len() < BATCH;
+                let found = self.ledger.recent(is_ended, below, BATCH_SIZE).await?;
+                let is_last = found.len() < BATCH_SIZE;
                 for (number, record) in found {
-                    looked_at += 1;
+                    scanned += 1;
                     below = Some(number);
-                    if (!record.is_expired(now) && !goes_on(&record)) || looked_at == SCAN_LIMIT {
+                    if (!record.is_expired(now) && !visit(&record)) || scanned == SCAN_LIMIT {
                         return Ok(Some(TaskCursor { is_ended, number }));
                     }
                 }
@@ -209,14 +212,14 @@ impl OperatorTasks {
     fn summarize(&self, record: Arc<Record>) -> TaskSummary {
         let name = record.id.as_str()[..NAME_DIGITS].to_owned();
         self.names.get_or_insert_with(name.clone(), || record.id.clone());
-        let (is_held, waits_for_store) = self.ledger.lease_status(&record.id);
+        let (is_owned, has_unstored_change) = self.ledger.lease_status(&record.id);
         TaskSummary {
             name,
             principal: Principal::from_bytes(record.owner.principal),
-            waits: self.ledger.watchers.watcher_count(&record.id),
-            is_held,
-            waits_for_store,
-            record: self.ledger.with_store_status(record),
+            waiting_requests: self.ledger.watchers.watcher_count(&record.id),
+            is_owned,
+            has_unstored_change,
+            record: self.ledger.with_unstored_message(record),
         }
     }
 }
@@ -234,7 +237,7 @@ const MIN_NAME_DIGITS: usize = 4;
 /// Tasks that are loaded for an ambiguous name; further ones are not shown.
 const MAX_CANDIDATES: usize = 5;
 
-fn is_name(text: &str) -> bool {
+fn is_valid_name(text: &str) -> bool {
     (MIN_NAME_DIGITS..32).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 

@@ -13,7 +13,7 @@ use tokio::{sync::Notify, time::sleep};
 
 /// How long the first line waits for servers to respond. Calls without a response by then count as `pending`
 /// in that line.
-const REPORT_WITHIN: Duration = Duration::from_secs(30);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Counts the tasks of former processes by their fates, for the log.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub(super) struct OrphanReport {
     /// Locked only while a task is counted.
     counts: Mutex<OrphanSummary>,
     /// Notified whenever the fate of a task becomes known.
-    known: Notify,
+    fate_known: Notify,
 }
 
 /// Counts one task of a former process, whose fate is not known yet. If this value is dropped without a fate,
@@ -57,7 +57,7 @@ impl OrphanReport {
         tokio::select! {
             biased;
             () = self.wait_until(|counts| counts.pending == 0) => {}
-            () = sleep(REPORT_WITHIN) => {}
+            () = sleep(REPORT_TIMEOUT) => {}
             () = overdue.stopped() => {}
         }
         let first = self.take_counts();
@@ -81,13 +81,13 @@ impl OrphanReport {
     }
 
     /// Waits until the counts satisfy the condition.
-    async fn wait_until(&self, is_so: impl Fn(&OrphanSummary) -> bool) {
+    async fn wait_until(&self, condition: impl Fn(&OrphanSummary) -> bool) {
         loop {
-            let known = self.known.notified();
-            if is_so(&self.counts.lock()) {
+            let notified = self.fate_known.notified();
+            if condition(&self.counts.lock()) {
                 return;
             }
-            known.await;
+            notified.await;
         }
     }
 
@@ -117,10 +117,10 @@ impl OrphanFate {
         self.report.counts.lock().resumed += 1;
     }
 
-    /// Counts the task as cancelled; `is_told` is whether its server has received the cancellation.
-    pub(super) fn record_cancelled(self, is_told: bool) {
+    /// Counts the task as cancelled; `is_notified` is whether its server has received the cancellation.
+    pub(super) fn record_cancelled(self, is_notified: bool) {
         let mut counts = self.report.counts.lock();
-        match is_told {
+        match is_notified {
             true => counts.cancelled += 1,
             false => counts.untold += 1,
         }
@@ -136,20 +136,20 @@ impl OrphanFate {
         }
     }
 
-    fn count_as(&mut self, now: OrphanState) {
+    fn count_as(&mut self, state: OrphanState) {
         let mut counts = self.report.counts.lock();
         *pending_count(&mut counts, self.counts_as) -= 1;
-        *pending_count(&mut counts, now) += 1;
-        self.counts_as = now;
+        *pending_count(&mut counts, state) += 1;
+        self.counts_as = state;
         drop(counts);
-        self.report.known.notify_waiters();
+        self.report.fate_known.notify_waiters();
     }
 }
 
 impl Drop for OrphanFate {
     fn drop(&mut self) {
         *pending_count(&mut self.report.counts.lock(), self.counts_as) -= 1;
-        self.report.known.notify_waiters();
+        self.report.fate_known.notify_waiters();
     }
 }
 
@@ -183,7 +183,7 @@ mod tests {
         waits.mark_waiting();
         failed.record_ended(&TaskState::Failed { error: Default::default() });
         let reporting = tokio::spawn(report.emit(overdue));
-        sleep(REPORT_WITHIN - Duration::from_secs(1)).await;
+        sleep(REPORT_TIMEOUT - Duration::from_secs(1)).await;
         assert_eq!(written.lock().len(), 0, "two of them may still answer");
         sleep(Duration::from_secs(2)).await;
         silent.record_resumed();

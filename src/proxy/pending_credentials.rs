@@ -16,33 +16,33 @@ use tokio::sync::oneshot;
 #[derive(Default)]
 pub(super) struct PendingCredentials {
     /// The waiting calls of each principal.
-    callers: DashMap<Principal, Vec<oneshot::Sender<Credentials>>>,
+    waiting_calls: DashMap<Principal, Vec<oneshot::Sender<Credentials>>>,
     /// Credentials of requests that arrived before the recovery of tasks was complete, because their
     /// principals may be awaited later; `None` once the recovery is complete. Locked for one insertion or
     /// look-up.
-    early: Mutex<Option<HashMap<Principal, Credentials>>>,
+    early_credentials: Mutex<Option<HashMap<Principal, Credentials>>>,
     /// The number of waiting calls, plus one until the recovery is complete. Zero lets a request skip all
     /// locks.
     count: AtomicUsize,
 }
 
 /// Principals whose early credentials are remembered. The calls of further ones wait for another request.
-const EARLY: usize = 1024;
+const MAX_EARLY_CREDENTIALS: usize = 1024;
 
 // === impl PendingCredentials ===
 
 impl PendingCredentials {
     /// Starts to remember the credentials of all requests; called before the recovery of tasks, when it is
     /// not known which principals are awaited.
-    pub(super) fn remember_early(&self) {
-        if self.early.lock().replace(HashMap::new()).is_none() {
+    pub(super) fn begin_recovery(&self) {
+        if self.early_credentials.lock().replace(HashMap::new()).is_none() {
             self.count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Drops the remembered credentials; called when the recovery has registered all waiting calls.
-    pub(super) fn forget_early(&self) {
-        if self.early.lock().take().is_some() {
+    pub(super) fn end_recovery(&self) {
+        if self.early_credentials.lock().take().is_some() {
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -51,12 +51,16 @@ impl PendingCredentials {
     /// credentials of the principal's next request, or at once if they are remembered.
     pub(super) fn wait_for(&self, principal: Principal) -> oneshot::Receiver<Credentials> {
         let (sender, receiver) = oneshot::channel();
-        self.callers.entry(principal).or_default().push(sender);
+        self.waiting_calls.entry(principal).or_default().push(sender);
         self.count.fetch_add(1, Ordering::Relaxed);
         // Looked up after the registration: a concurrent request is either remembered here, or finds the
         // sender.
-        let early = self.early.lock().as_ref().and_then(|early| early.get(&principal).cloned());
-        if let Some(credentials) = early {
+        let remembered = self
+            .early_credentials
+            .lock()
+            .as_ref()
+            .and_then(|by_principal| by_principal.get(&principal).cloned());
+        if let Some(credentials) = remembered {
             self.send_credentials(principal, || credentials);
         }
         receiver
@@ -64,11 +68,11 @@ impl PendingCredentials {
 
     /// Removes the waiting calls of this principal whose receivers were dropped.
     pub(super) fn remove_abandoned(&self, principal: Principal) {
-        self.callers.remove_if_mut(&principal, |_, waiting| {
-            let before = waiting.len();
-            waiting.retain(|sender| !sender.is_closed());
-            self.count.fetch_sub(before - waiting.len(), Ordering::Relaxed);
-            waiting.is_empty()
+        self.waiting_calls.remove_if_mut(&principal, |_, senders| {
+            let previous_len = senders.len();
+            senders.retain(|sender| !sender.is_closed());
+            self.count.fetch_sub(previous_len - senders.len(), Ordering::Relaxed);
+            senders.is_empty()
         });
     }
 
@@ -77,19 +81,19 @@ impl PendingCredentials {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
-        if let Some(early) = &mut *self.early.lock()
-            && (early.len() < EARLY || early.contains_key(&principal))
+        if let Some(remembered) = &mut *self.early_credentials.lock()
+            && (remembered.len() < MAX_EARLY_CREDENTIALS || remembered.contains_key(&principal))
         {
-            early.insert(principal, credentials());
+            remembered.insert(principal, credentials());
         }
         self.send_credentials(principal, credentials);
     }
 
     fn send_credentials(&self, principal: Principal, credentials: impl FnOnce() -> Credentials) {
-        let Some((_, waiting)) = self.callers.remove(&principal) else { return };
-        self.count.fetch_sub(waiting.len(), Ordering::Relaxed);
+        let Some((_, senders)) = self.waiting_calls.remove(&principal) else { return };
+        self.count.fetch_sub(senders.len(), Ordering::Relaxed);
         let credentials = credentials();
-        for sender in waiting {
+        for sender in senders {
             // The receiver may have timed out.
             let _ = sender.send(credentials.clone());
         }
@@ -108,13 +112,13 @@ mod tests {
         let (first, second) = (absent.wait_for(principal), absent.wait_for(principal));
         drop(first);
         absent.remove_abandoned(principal);
-        assert_eq!((absent.callers.len(), absent.count.load(Ordering::Relaxed)), (1, 1));
+        assert_eq!((absent.waiting_calls.len(), absent.count.load(Ordering::Relaxed)), (1, 1));
         absent.provide_credentials(principal, Credentials::default);
         assert!(second.await.is_ok(), "the other one still receives them");
         let third = absent.wait_for(principal);
         drop(third);
         absent.remove_abandoned(principal);
-        assert_eq!((absent.callers.len(), absent.count.load(Ordering::Relaxed)), (0, 0));
+        assert_eq!((absent.waiting_calls.len(), absent.count.load(Ordering::Relaxed)), (0, 0));
     }
 
     #[tokio::test]
@@ -126,20 +130,23 @@ mod tests {
             Principal::from_bytes(bytes)
         };
         absent.provide_credentials(principal(0), Credentials::default);
-        absent.remember_early();
+        absent.begin_recovery();
         assert!(absent.wait_for(principal(0)).now_or_never().is_none(), "it came before that");
-        for n in 1..=EARLY as u16 + 1 {
+        for n in 1..=MAX_EARLY_CREDENTIALS as u16 + 1 {
             absent.provide_credentials(principal(n), Credentials::default);
         }
         assert!(absent.wait_for(principal(1)).now_or_never().is_some());
         assert!(absent.wait_for(principal(1)).now_or_never().is_some(), "by a second task, too");
-        assert!(absent.wait_for(principal(EARLY as u16)).now_or_never().is_some());
-        assert!(absent.wait_for(principal(EARLY as u16 + 1)).now_or_never().is_none(), "one too many");
-        absent.forget_early();
+        assert!(absent.wait_for(principal(MAX_EARLY_CREDENTIALS as u16)).now_or_never().is_some());
+        assert!(
+            absent.wait_for(principal(MAX_EARLY_CREDENTIALS as u16 + 1)).now_or_never().is_none(),
+            "one too many"
+        );
+        absent.end_recovery();
         assert!(absent.wait_for(principal(2)).now_or_never().is_none());
-        for n in [0, 2, EARLY as u16 + 1] {
+        for n in [0, 2, MAX_EARLY_CREDENTIALS as u16 + 1] {
             absent.remove_abandoned(principal(n));
         }
-        assert_eq!((absent.callers.len(), absent.count.load(Ordering::Relaxed)), (0, 0));
+        assert_eq!((absent.waiting_calls.len(), absent.count.load(Ordering::Relaxed)), (0, 0));
     }
 }

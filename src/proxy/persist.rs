@@ -37,7 +37,7 @@ impl TaskLease {
 }
 
 /// Stores an event of a task that this process owns, with retries until the store takes it or the drain time
-/// is over (`overdue`). A result without space is replaced by an error. `aside` accounts for the bytes of an
+/// is over (`overdue`). A result without space is replaced by an error. `buffered` accounts for the bytes of an
 /// event that was buffered before.
 ///
 /// # Errors
@@ -48,26 +48,26 @@ pub(super) async fn persist(
     id: TaskId,
     mut event: TaskEvent,
     overdue: DrainWatch,
-    mut aside: Option<UnstoredBytes>,
+    mut buffered: Option<UnstoredBytes>,
 ) -> Result<UpdateOutcome, StoreError> {
     let mut pause = FIRST_RETRY_DELAY;
-    let (mut waits, mut is_counted) = (false, false);
+    let (mut is_marked, mut is_counted) = (false, false);
     loop {
-        let mut kept = ledger.change(&id, &event).await;
-        let is_unavailable = matches!(kept, Err(StoreError::Exists | StoreError::Unavailable(_)));
-        if is_unavailable && aside.is_none() {
+        let mut outcome = ledger.change(&id, &event).await;
+        let is_unavailable = matches!(outcome, Err(StoreError::Exists | StoreError::Unavailable(_)));
+        if is_unavailable && buffered.is_none() {
             match ledger.buffer_result(stored_size(&event)) {
-                Ok(taken) => aside = Some(taken),
-                Err(full) => kept = Err(full),
+                Ok(buffered_bytes) => buffered = Some(buffered_bytes),
+                Err(full) => outcome = Err(full),
             }
         }
-        if let Err(StoreError::Full(limit)) = &kept
+        if let Err(StoreError::Full(limit)) = &outcome
             && !is_counted
         {
             ledger.log_quota_full(&id, limit);
             is_counted = true;
         }
-        match (kept, result_bytes(&event)) {
+        match (outcome, result_bytes(&event)) {
             (Err(StoreError::Full(limit)), Some(size)) => {
                 event = no_space_event(size, limit);
                 continue;
@@ -75,16 +75,16 @@ pub(super) async fn persist(
             // No quota refuses an event of this size: the disk itself is full.
             (Err(StoreError::Full(_)), None) if !is_droppable(&event) => {}
             (Err(StoreError::Exists | StoreError::Unavailable(_)), _) => {}
-            (kept @ (Ok(_) | Err(StoreError::Full(_))), _) => {
-                if waits {
+            (outcome @ (Ok(_) | Err(StoreError::Full(_))), _) => {
+                if is_marked {
                     ledger.set_unstored(&id, false);
                 }
-                return kept;
+                return outcome;
             }
         }
-        if !waits {
+        if !is_marked {
             ledger.set_unstored(&id, true);
-            waits = true;
+            is_marked = true;
         }
         tokio::select! {
             // The end of the process does not wait for a failed store.
@@ -100,20 +100,20 @@ pub(super) async fn persist(
 ///
 /// # Errors
 /// [`StoreError::Full`] if there is no space for an input request.
-pub(super) fn buffer(
+pub(super) fn buffer_event(
     ledger: &Arc<TaskLedger>,
     id: &TaskId,
     event: TaskEvent,
 ) -> Result<(TaskEvent, UnstoredBytes), StoreError> {
     let full = match ledger.buffer_result(stored_size(&event)) {
-        Ok(aside) => return Ok((event, aside)),
+        Ok(buffered) => return Ok((event, buffered)),
         Err(full) => full,
     };
     let StoreError::Full(limit) = &full else { return Err(full) };
     ledger.log_quota_full(id, limit);
     let event = no_space_event(result_bytes(&event).ok_or(StoreError::Full(limit))?, limit);
-    let aside = ledger.buffer_result(stored_size(&event))?;
-    Ok((event, aside))
+    let buffered = ledger.buffer_result(stored_size(&event))?;
+    Ok((event, buffered))
 }
 
 /// Whether an event may be dropped if the store is full: the server gets an error for the request, or reports
@@ -156,7 +156,7 @@ pub(super) const NO_SPACE_EVENT_BYTES: usize = 512;
 
 /// The event that fails a task whose result of `size` bytes exceeds this limit.
 fn no_space_event(size: usize, limit: &str) -> TaskEvent {
-    let words = format!("the result is {size} bytes, and there is no space to store it ({limit})");
-    let error = ErrorObject::new(code::RESULT_TOO_LARGE, words);
+    let message = format!("the result is {size} bytes, and there is no space to store it ({limit})");
+    let error = ErrorObject::new(code::RESULT_TOO_LARGE, message);
     TaskEvent::Failed { error: error.as_bytes().clone(), message: Some(error.message()) }
 }

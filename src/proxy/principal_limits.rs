@@ -12,13 +12,13 @@ pub(super) struct PrincipalLimits {
     /// Limits look-ups of unknown tasks, per minute.
     misses: DefaultKeyedRateLimiter<Principal>,
     /// The number of listening streams of each principal; principals without any are absent.
-    listeners: Arc<DashMap<Principal, usize>>,
+    open_streams: Arc<DashMap<Principal, usize>>,
     listens_per_principal: usize,
 }
 
 /// A permit for one listening stream; released when dropped.
 pub(super) struct ListenPermit {
-    listeners: Arc<DashMap<Principal, usize>>,
+    open_streams: Arc<DashMap<Principal, usize>>,
     principal: Principal,
 }
 
@@ -31,14 +31,14 @@ impl PrincipalLimits {
         Self {
             polls: RateLimiter::keyed(Quota::per_second(at_least_one(quotas.polls_per_second))),
             misses: RateLimiter::keyed(Quota::per_minute(at_least_one(quotas.misses_per_minute))),
-            listeners: Arc::default(),
+            open_streams: Arc::default(),
             listens_per_principal: quotas.listens_per_principal,
         }
     }
 
     /// Applies new quotas. Open streams are kept.
     pub(super) fn reconfigured(&self, quotas: &TaskQuotas) -> Self {
-        Self { listeners: Arc::clone(&self.listeners), ..Self::new(quotas) }
+        Self { open_streams: Arc::clone(&self.open_streams), ..Self::new(quotas) }
     }
 
     /// Counts one more `tasks/*` request. Returns whether it is allowed now.
@@ -53,14 +53,14 @@ impl PrincipalLimits {
 
     /// Returns a permit for one more listening stream; `None` if the principal has reached its limit.
     pub(super) fn try_listen(&self, principal: Principal) -> Option<ListenPermit> {
-        let mut open = self.listeners.entry(principal).or_default();
+        let mut open = self.open_streams.entry(principal).or_default();
         if *open >= self.listens_per_principal {
             drop(open);
-            self.listeners.remove_if(&principal, |_, open| *open == 0);
+            self.open_streams.remove_if(&principal, |_, open| *open == 0);
             return None;
         }
         *open += 1;
-        Some(ListenPermit { listeners: Arc::clone(&self.listeners), principal })
+        Some(ListenPermit { open_streams: Arc::clone(&self.open_streams), principal })
     }
 
     /// Removes the rate-limit state of principals without recent requests.
@@ -74,7 +74,7 @@ impl PrincipalLimits {
 
 impl Drop for ListenPermit {
     fn drop(&mut self) {
-        self.listeners.remove_if_mut(&self.principal, |_, open| {
+        self.open_streams.remove_if_mut(&self.principal, |_, open| {
             *open -= 1;
             *open == 0
         });
@@ -94,7 +94,7 @@ mod tests {
         assert!(limits.try_listen(alice).is_none());
         assert!(limits.try_listen(bob).is_some(), "others are not concerned");
         drop(places);
-        assert!(limits.listeners.is_empty());
+        assert!(limits.open_streams.is_empty());
         assert!(
             PrincipalLimits::new(&TaskQuotas { listens_per_principal: 0, ..TaskQuotas::default() })
                 .try_listen(bob)

@@ -16,60 +16,64 @@ use std::{
 pub(super) struct RecentMap<K, V> {
     entries: DashMap<K, RecentEntry<V>>,
     /// The maximum number of entries, at least 1.
-    most: usize,
+    capacity: usize,
     /// The logical clock of uses. Repeated uses of the last used entry do not advance it.
     uses: AtomicU64,
     /// Held during eviction, so that only one thread evicts.
-    evicting: Mutex<()>,
+    eviction_lock: Mutex<()>,
 }
 
 struct RecentEntry<V> {
     value: V,
     /// The value of `uses` at the last use of this entry.
-    used: AtomicU64,
+    last_use: AtomicU64,
 }
 
 // === impl RecentMap ===
 
 impl<K: Eq + Hash + Clone, V: Clone> RecentMap<K, V> {
-    /// Creates a map of at most `most` entries; at least one.
-    pub(super) fn new(most: usize) -> Self {
+    /// Creates a map of at capacity `capacity` entries; at least one.
+    pub(super) fn new(capacity: usize) -> Self {
         Self {
             entries: DashMap::new(),
-            most: most.max(1),
+            capacity: capacity.max(1),
             uses: AtomicU64::new(0),
-            evicting: Mutex::default(),
+            eviction_lock: Mutex::default(),
         }
     }
 
     /// Returns a clone of the value of this key, and marks the entry as the last used one.
     pub(super) fn get(&self, key: &K) -> Option<V> {
-        self.with(key, V::clone)
+        self.with_value(key, V::clone)
     }
 
-    /// Passes the value of this key to `look` by reference, and marks the entry as the last used one. `None`
-    /// if there is no entry. Holds the lock of a shard while `look` runs.
-    pub(super) fn with<T>(&self, key: &K, look: impl FnOnce(&V) -> T) -> Option<T> {
-        let kept = self.entries.get(key)?;
+    /// Passes the value of this key to `inspect` by reference, and marks the entry as the last used one. `None`
+    /// if there is no entry. Holds the lock of a shard while `inspect` runs.
+    pub(super) fn with_value<T>(&self, key: &K, inspect: impl FnOnce(&V) -> T) -> Option<T> {
+        let entry = self.entries.get(key)?;
         // Written only if another entry was used in between: threads that all use the same entry do not
         // contend.
-        if kept.used.load(Ordering::Relaxed) != self.uses.load(Ordering::Relaxed) {
-            kept.used.store(self.now(), Ordering::Relaxed);
+        if entry.last_use.load(Ordering::Relaxed) != self.uses.load(Ordering::Relaxed) {
+            entry.last_use.store(self.next_use(), Ordering::Relaxed);
         }
-        Some(look(&kept.value))
+        Some(inspect(&entry.value))
     }
 
-    /// Returns the value of this key. Inserts the value of `fresh` if there is none, evicting entries if the
+    /// Returns the value of this key. Inserts the value of `create` if there is none, evicting entries if the
     /// map is full.
-    pub(super) fn get_or_insert_with(&self, key: K, fresh: impl FnOnce() -> V) -> V {
+    pub(super) fn get_or_insert_with(&self, key: K, create: impl FnOnce() -> V) -> V {
         if let Some(value) = self.get(&key) {
             return value;
         }
-        if self.entries.len() >= self.most {
+        if self.entries.len() >= self.capacity {
             self.evict();
         }
-        let used = AtomicU64::new(self.now());
-        self.entries.entry(key).or_insert_with(|| RecentEntry { value: fresh(), used }).value.clone()
+        let used = AtomicU64::new(self.next_use());
+        self.entries
+            .entry(key)
+            .or_insert_with(|| RecentEntry { value: create(), last_use: used })
+            .value
+            .clone()
     }
 
     /// Removes the entry of this key, if there is one.
@@ -83,28 +87,31 @@ impl<K: Eq + Hash + Clone, V: Clone> RecentMap<K, V> {
     }
 
     /// Advances the logical clock of uses.
-    fn now(&self) -> u64 {
+    fn next_use(&self) -> u64 {
         self.uses.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Evicts the least recently used eighth of the entries.
     fn evict(&self) {
-        let _making = match self.evicting.try_lock() {
-            Ok(making) => making,
-            Err(TryLockError::Poisoned(making)) => making.into_inner(),
+        let _guard = match self.eviction_lock.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(guard)) => guard.into_inner(),
             // Another thread is evicting.
             Err(TryLockError::WouldBlock) => return,
         };
-        let mut all: Vec<_> =
-            self.entries.iter().map(|kept| (kept.used.load(Ordering::Relaxed), kept.key().clone())).collect();
-        let eighth = all.len().div_ceil(8);
-        if eighth < all.len() {
-            all.select_nth_unstable_by_key(eighth, |(used, _)| *used);
-            all.truncate(eighth);
+        let mut entries: Vec<_> = self
+            .entries
+            .iter()
+            .map(|entry| (entry.last_use.load(Ordering::Relaxed), entry.key().clone()))
+            .collect();
+        let eighth = entries.len().div_ceil(8);
+        if eighth < entries.len() {
+            entries.select_nth_unstable_by_key(eighth, |(used, _)| *used);
+            entries.truncate(eighth);
         }
-        for (used, key) in all {
+        for (used, key) in entries {
             // An entry that was used meanwhile stays.
-            self.entries.remove_if(&key, |_, kept| kept.used.load(Ordering::Relaxed) == used);
+            self.entries.remove_if(&key, |_, entry| entry.last_use.load(Ordering::Relaxed) == used);
         }
     }
 }

@@ -36,14 +36,19 @@ pub(super) enum CallVerdict {
 
 /// The reply for a client that waits for the call's end.
 ///
-/// `refused` is the capability that an input request required and the client lacks, if any: a failure of the
+/// `missing_capability` is the capability that an input request required and the client lacks, if any: a failure of the
 /// call is then reported as a consequence of that missing capability.
-pub(super) fn to_client(call: &Call, route: &Route, end: CallEnd, refused: Option<&Value>) -> CallReply {
-    let lost = match &end {
-        CallEnd::Lost(lost) => Some(lost.clone()),
+pub(super) fn call_end_reply(
+    call: &Call,
+    route: &Route,
+    end: CallEnd,
+    missing_capability: Option<&Value>,
+) -> CallReply {
+    let call_error = match &end {
+        CallEnd::Lost(call_error) => Some(call_error.clone()),
         CallEnd::Response(_) | CallEnd::Refused(..) => None,
     };
-    if let (CallEnd::Response(response), None) = (&end, refused)
+    if let (CallEnd::Response(response), None) = (&end, missing_capability)
         && let Kind::Success { result, .. } = response.frame().kind()
         && !is_missing_resource(call, route, result)
     {
@@ -51,10 +56,10 @@ pub(super) fn to_client(call: &Call, route: &Route, end: CallEnd, refused: Optio
         return match response.write_message(call) {
             Ok((body, false)) => CallReply::new(StatusCode::OK, body, RequestOutcome::Result),
             Ok((body, true)) => CallReply::new(StatusCode::OK, body, RequestOutcome::ToolError),
-            Err(error) => invalid(call, &error.to_string()),
+            Err(error) => invalid_response_reply(call, &error.to_string()),
         };
     }
-    match verdict(call, route, end, refused) {
+    match call_verdict(call, route, end, missing_capability) {
         CallVerdict::Result(result) => {
             let outcome = if tool_result::is_error(&result) {
                 RequestOutcome::ToolError
@@ -64,12 +69,13 @@ pub(super) fn to_client(call: &Call, route: &Route, end: CallEnd, refused: Optio
             CallReply::new(StatusCode::OK, modern::success_response(&call.id, &result), outcome)
         }
         CallVerdict::Error(error, outcome) => {
-            let mut reply = failed(call, status_of(call, &error, lost.as_ref()), &error, outcome);
-            if let Some(lost) = &lost {
+            let mut reply =
+                error_reply(call, error_status(call, &error, call_error.as_ref()), &error, outcome);
+            if let Some(call_error) = &call_error {
                 // The log gets the proxy's text, even if the client gets the server's.
-                reply.account.reason = Some(lost.to_string().into());
+                reply.summary.reason = Some(call_error.to_string().into());
             }
-            if let Some(CallError::Unauthorized { challenge: Some(challenge), .. }) = lost {
+            if let Some(CallError::Unauthorized { challenge: Some(challenge), .. }) = call_error {
                 reply.headers.insert(header::WWW_AUTHENTICATE, challenge);
             }
             if let Some(after) = error.retry_after().and_then(|after| HeaderValue::try_from(after).ok()) {
@@ -80,17 +86,25 @@ pub(super) fn to_client(call: &Call, route: &Route, end: CallEnd, refused: Optio
     }
 }
 
-/// Determines the outcome of a call, for a waiting client or for a task. `refused` is as in [`to_client`].
-pub(super) fn verdict(call: &Call, route: &Route, end: CallEnd, refused: Option<&Value>) -> CallVerdict {
+/// Determines the outcome of a call, for a waiting client or for a task. `missing_capability` is as in [`to_client`].
+pub(super) fn call_verdict(
+    call: &Call,
+    route: &Route,
+    end: CallEnd,
+    missing_capability: Option<&Value>,
+) -> CallVerdict {
     let response = match end {
         CallEnd::Response(response) => response,
-        CallEnd::Lost(lost) => return CallVerdict::Error(lost_error(&lost), outcome_of(&lost)),
+        CallEnd::Lost(call_error) => {
+            return CallVerdict::Error(record_call_error(&call_error), call_error_outcome(&call_error));
+        }
         CallEnd::Refused(error, outcome) => return CallVerdict::Error(error, outcome),
     };
-    let invalid = |why: &str| CallVerdict::Error(invalid_error(why), RequestOutcome::UpstreamFailed);
-    match (response.frame().kind(), refused) {
-        (Kind::Success { result, .. }, refused) => {
-            if let Some(missing) = refused
+    let invalid =
+        |reason: &str| CallVerdict::Error(invalid_response_error(reason), RequestOutcome::UpstreamFailed);
+    match (response.frame().kind(), missing_capability) {
+        (Kind::Success { result, .. }, missing_capability) => {
+            if let Some(missing) = missing_capability
                 && tool_result::is_error(result)
             {
                 return CallVerdict::Error(elicit::input_refused_error(missing), RequestOutcome::Refused);
@@ -118,33 +132,33 @@ pub(super) fn verdict(call: &Call, route: &Route, end: CallEnd, refused: Option<
 
 /// The error object for a call that ended without a response. If a limit is the reason, counts a hit of that
 /// limit.
-pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
-    if let Some(limit) = lost.limit() {
+pub(super) fn record_call_error(call_error: &CallError) -> ErrorObject {
+    if let Some(limit) = call_error.limit() {
         limit.record_hit();
     }
-    error_of(lost)
+    call_error_object(call_error)
 }
 
 /// The error object for a call that ended without a response. Does not count a limit, because the error is
 /// not for the client (for example for a trace span).
-pub(super) fn error_of(lost: &CallError) -> ErrorObject {
-    match lost {
+pub(super) fn call_error_object(call_error: &CallError) -> ErrorObject {
+    match call_error {
         CallError::Forbidden { error: Some(error), .. } => error.clone().into_modern(),
         CallError::Status { retry_after: Some(after), .. } => {
-            ErrorObject::new(lost.code(), lost.to_string()).with_retry_after(after)
+            ErrorObject::new(call_error.code(), call_error.to_string()).with_retry_after(after)
         }
-        lost => ErrorObject::new(lost.code(), lost.to_string()),
+        call_error => ErrorObject::new(call_error.code(), call_error.to_string()),
     }
 }
 
 /// The outcome in the access log of a call that ended without a response.
-pub(super) fn outcome_of(lost: &CallError) -> RequestOutcome {
-    lost.fault().into()
+pub(super) fn call_error_outcome(call_error: &CallError) -> RequestOutcome {
+    call_error.fault().into()
 }
 
 /// The HTTP status for an error of this origin: 400 for the client, 502 for the server, 503 for the proxy.
-pub(super) fn status_of_fault(fault: ErrorOrigin) -> StatusCode {
-    match fault {
+pub(super) fn origin_status(origin: ErrorOrigin) -> StatusCode {
+    match origin {
         ErrorOrigin::Client => StatusCode::BAD_REQUEST,
         ErrorOrigin::Server => StatusCode::BAD_GATEWAY,
         ErrorOrigin::Proxy => StatusCode::SERVICE_UNAVAILABLE,
@@ -156,11 +170,11 @@ pub(super) fn status_of_fault(fault: ErrorOrigin) -> StatusCode {
 /// The outcome of a call at the server is reported in the body with 200: clients in the field show the
 /// JSON-RPC error of a 200, and an opaque transport error otherwise. `server/discover` is different: a client
 /// takes the 200 of a probe for the server's own response, so an outage must have an error status.
-fn status_of(call: &Call, error: &ErrorObject, lost: Option<&CallError>) -> StatusCode {
-    match lost {
+fn error_status(call: &Call, error: &ErrorObject, call_error: Option<&CallError>) -> StatusCode {
+    match call_error {
         Some(CallError::Unauthorized { status, .. }) => *status,
         Some(CallError::Forbidden { .. }) => StatusCode::FORBIDDEN,
-        Some(lost) if call.method == Method::Discover => status_of_fault(lost.fault()),
+        Some(call_error) if call.method == Method::Discover => origin_status(call_error.fault()),
         // 2026-07-28, *MissingRequiredClientCapabilityError*: on HTTP the status is 400.
         _ if error.code() == code::MISSING_CAPABILITY => StatusCode::BAD_REQUEST,
         _ => StatusCode::OK,
@@ -168,44 +182,44 @@ fn status_of(call: &Call, error: &ErrorObject, lost: Option<&CallError>) -> Stat
 }
 
 /// The reply to a call with invalid parameters (`-32602`).
-pub(super) fn invalid_params(call: &Call, why: impl AsRef<str>) -> CallReply {
-    refuse(call, StatusCode::OK, &ErrorObject::new(code::INVALID_PARAMS, why))
+pub(super) fn invalid_params(call: &Call, reason: impl AsRef<str>) -> CallReply {
+    refuse(call, StatusCode::OK, &ErrorObject::new(code::INVALID_PARAMS, reason))
 }
 
 /// A reply in which the proxy refuses a call with this HTTP status and error.
 pub(super) fn refuse(call: &Call, status: StatusCode, error: &ErrorObject) -> CallReply {
-    failed(call, status, error, RequestOutcome::Refused)
+    error_reply(call, status, error, RequestOutcome::Refused)
 }
 
 /// The error for a caller that has reached the rate limit with this configuration key. Counts a hit of the
 /// limit.
-pub(super) fn too_many(limit: &str) -> ErrorObject {
+pub(super) fn rate_limit_error(limit: &str) -> ErrorObject {
     Limit::record_hit_by_key(limit);
     ErrorObject::new(code::BUSY, format!("too many requests; the limit is {limit}"))
 }
 
 /// The reply to a call whose method the server does not serve.
-pub(super) fn not_served(call: &Call) -> CallReply {
-    let refused = modern::method_not_found(call.id.clone(), &call.method);
-    failed(call, refused.status, &refused.error, RequestOutcome::Refused)
+pub(super) fn method_not_served(call: &Call) -> CallReply {
+    let refusal = modern::method_not_found(call.id.clone(), &call.method);
+    error_reply(call, refusal.status, &refusal.error, RequestOutcome::Refused)
 }
 
 /// The reply to a call that needs the tasks extension, whose client did not declare the extension.
-pub(super) fn tasks_required(call: &Call) -> CallReply {
+pub(super) fn tasks_required_refusal(call: &Call) -> CallReply {
     refuse(call, StatusCode::BAD_REQUEST, &plan::tasks_required_error())
 }
 
 /// The refusal of a new call during shutdown, with `Retry-After`: the call was not sent to the server, and
 /// another process may serve a retry.
-pub(super) fn stopping(call: &Call) -> CallReply {
-    let mut reply = refuse(call, StatusCode::SERVICE_UNAVAILABLE, &stopping_error());
+pub(super) fn shutdown_refusal(call: &Call) -> CallReply {
+    let mut reply = refuse(call, StatusCode::SERVICE_UNAVAILABLE, &shutdown_error());
     reply.headers.insert(header::RETRY_AFTER, RETRY_AFTER);
-    reply.account.outcome = RequestOutcome::ProxyFailed;
+    reply.summary.outcome = RequestOutcome::ProxyFailed;
     reply
 }
 
 /// The error for a call that is refused during shutdown (`SHUTTING_DOWN`).
-pub(super) fn stopping_error() -> ErrorObject {
+pub(super) fn shutdown_error() -> ErrorObject {
     ErrorObject::new(code::SHUTTING_DOWN, "the proxy is shutting down; the call was not sent")
 }
 
@@ -214,29 +228,34 @@ pub(super) fn stopping_error() -> ErrorObject {
 pub(super) const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// A reply with this result object (raw JSON).
-pub(super) fn success(call: &Call, result: &[u8]) -> CallReply {
+pub(super) fn result_reply(call: &Call, result: &[u8]) -> CallReply {
     CallReply::new(StatusCode::OK, modern::success_response(&call.id, result), RequestOutcome::Result)
 }
 
-/// A reply with the handle of a task: `created` is the `CreateTaskResult`, and `commit` is confirmed once the
+/// A reply with the handle of a task: `task_result` is the `CreateTaskResult`, and `commit` is confirmed once the
 /// client has it.
-pub(super) fn handle(call: &Call, created: &[u8], task: TaskId, commit: Option<DeliveryCommit>) -> CallReply {
-    let mut reply = success(call, created);
+pub(super) fn task_handle_reply(
+    call: &Call,
+    task_result: &[u8],
+    task: TaskId,
+    commit: Option<DeliveryCommit>,
+) -> CallReply {
+    let mut reply = result_reply(call, task_result);
     reply.commit = commit;
-    reply.account = AccessSummary { task: Some(task), ..AccessSummary::of(RequestOutcome::Task) };
+    reply.summary = AccessSummary { task: Some(task), ..AccessSummary::new(RequestOutcome::Task) };
     reply
 }
 
 /// A reply with this `input_required` result.
-pub(super) fn input_required(call: &Call, result: &[u8]) -> CallReply {
-    let mut reply = success(call, result);
-    reply.account.outcome = RequestOutcome::InputRequired;
+pub(super) fn input_required_reply(call: &Call, result: &[u8]) -> CallReply {
+    let mut reply = result_reply(call, result);
+    reply.summary.outcome = RequestOutcome::InputRequired;
     reply
 }
 
 /// The reply to a call that needs the task store while the store fails; the client may retry.
-pub(super) fn store_failed(call: &Call) -> CallReply {
-    failed(call, StatusCode::OK, &store_error(), RequestOutcome::ProxyFailed)
+pub(super) fn store_failed_reply(call: &Call) -> CallReply {
+    error_reply(call, StatusCode::OK, &store_error(), RequestOutcome::ProxyFailed)
 }
 
 /// The error for a request that needs the task store while the store fails.
@@ -244,17 +263,17 @@ pub(super) fn store_error() -> ErrorObject {
     ErrorObject::new(code::INTERNAL_ERROR, TaskAdmissionError::StoreFailed.to_string())
 }
 
-fn invalid(call: &Call, why: &str) -> CallReply {
-    failed(call, StatusCode::OK, &invalid_error(why), RequestOutcome::UpstreamFailed)
+fn invalid_response_reply(call: &Call, reason: &str) -> CallReply {
+    error_reply(call, StatusCode::OK, &invalid_response_error(reason), RequestOutcome::UpstreamFailed)
 }
 
-fn failed(call: &Call, status: StatusCode, error: &ErrorObject, outcome: RequestOutcome) -> CallReply {
-    let account = AccessSummary::failed(outcome, error);
-    CallReply { account, ..CallReply::new(status, body(call, error), outcome) }
+fn error_reply(call: &Call, status: StatusCode, error: &ErrorObject, outcome: RequestOutcome) -> CallReply {
+    let summary = AccessSummary::failed(outcome, error);
+    CallReply { summary, ..CallReply::new(status, error_body(call, error), outcome) }
 }
 
-fn invalid_error(why: &str) -> ErrorObject {
-    ErrorObject::new(code::UPSTREAM_INVALID, format!("the server's answer is not valid: {why}"))
+fn invalid_response_error(reason: &str) -> ErrorObject {
+    ErrorObject::new(code::UPSTREAM_INVALID, format!("the server's answer is not valid: {reason}"))
 }
 
 /// Whether the result says by its empty contents that the resource does not exist. Some legacy servers return
@@ -265,7 +284,7 @@ fn is_missing_resource(call: &Call, route: &Route, result: &Bytes) -> bool {
         && modern::has_empty_contents(result)
 }
 
-fn body(call: &Call, error: &ErrorObject) -> Bytes {
+fn error_body(call: &Call, error: &ErrorObject) -> Bytes {
     modern::error_response(Some(&call.id), error)
 }
 
@@ -274,7 +293,7 @@ fn body(call: &Call, error: &ErrorObject) -> Bytes {
 impl CallReply {
     /// Creates a reply without additional headers and without a delivery commit.
     pub(super) fn new(status: StatusCode, body: Bytes, outcome: RequestOutcome) -> Self {
-        Self { status, headers: HeaderMap::new(), body, commit: None, account: AccessSummary::of(outcome) }
+        Self { status, headers: HeaderMap::new(), body, commit: None, summary: AccessSummary::new(outcome) }
     }
 }
 
@@ -300,10 +319,10 @@ mod tests {
     fn a_limit_that_failed_a_call_is_counted_once() {
         let lost = CallError::ProcessesInUse { limit: 1, after: Duration::from_secs(30) };
         let before = hits("upstream.instances");
-        assert_eq!(lost_error(&lost).code(), code::BUSY);
+        assert_eq!(record_call_error(&lost).code(), code::BUSY);
         assert_eq!(hits("upstream.instances"), before + 1);
         // Not counted again.
-        assert_eq!(error_of(&lost).code(), code::BUSY);
+        assert_eq!(call_error_object(&lost).code(), code::BUSY);
         assert_eq!(hits("upstream.instances"), before + 1);
     }
 }

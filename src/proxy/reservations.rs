@@ -27,18 +27,18 @@ pub(super) struct Reservation {
 // === impl Reservations ===
 
 impl Reservations {
-    /// Reserves space if `has_room` allows one more, given the reservations of the principal and of all. No
+    /// Reserves space if `check_quota` allows one more, given the reservations of the principal and of all. No
     /// other reservation is made in between.
     ///
     /// # Errors
-    /// Those of `has_room`.
+    /// Those of `check_quota`.
     pub(super) fn reserve(
         self: &Arc<Self>,
         principal: Principal,
-        has_room: impl FnOnce(usize, usize) -> Result<(), TaskAdmissionError>,
+        check_quota: impl FnOnce(usize, usize) -> Result<(), TaskAdmissionError>,
     ) -> Result<Reservation, TaskAdmissionError> {
         let mut reserved = self.0.lock();
-        has_room(reserved.of(principal), reserved.total)?;
+        check_quota(reserved.count_of(principal), reserved.total)?;
         reserved.add(principal);
         Ok(Reservation { reservations: Arc::clone(self), principal })
     }
@@ -51,9 +51,9 @@ impl Reservations {
     }
 
     /// Returns the number of reservations of one principal, and of all.
-    pub(super) fn count(&self, principal: Principal) -> (usize, usize) {
+    pub(super) fn counts(&self, principal: Principal) -> (usize, usize) {
         let reserved = self.0.lock();
-        (reserved.of(principal), reserved.total)
+        (reserved.count_of(principal), reserved.total)
     }
 }
 
@@ -65,7 +65,7 @@ impl ReservationCounts {
         self.total += 1;
     }
 
-    fn of(&self, principal: Principal) -> usize {
+    fn count_of(&self, principal: Principal) -> usize {
         self.by_principal.get(&principal).copied().unwrap_or_default()
     }
 }

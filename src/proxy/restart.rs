@@ -13,7 +13,7 @@ use super::{
     anchor::TaskAnchor,
     drive::{self, Resumption},
     endpoint::Endpoint,
-    ledger::{TaskLease, lost_event},
+    ledger::{TaskLease, lost_call_event},
     orphan_report::{OrphanFate, OrphanReport},
     persist::{FIRST_RETRY_DELAY, STORE_RETRY_DELAY},
     route_context::RouteContext,
@@ -31,11 +31,11 @@ use std::sync::Arc;
 use tokio::time::sleep;
 
 /// Orphaned tasks that are taken over with one request to the store.
-const BATCH: usize = 256;
+const BATCH_SIZE: usize = 256;
 
 /// A task of a process that is gone, and the anchor of its call.
 struct OrphanedTask {
-    custody: TaskLease,
+    lease: TaskLease,
     /// The record as it was found in the store.
     record: Arc<Record>,
     anchor: TaskAnchor,
@@ -52,15 +52,16 @@ impl TaskLedger {
             let orphans = tokio::select! {
                 biased;
                 () = overdue.stopped() => return,
-                orphans = self.orphans(BATCH) => orphans,
+                orphans = self.take_orphans(BATCH_SIZE) => orphans,
             };
             match orphans {
                 Ok(orphans) if orphans.is_empty() => break,
                 Ok(orphans) => {
-                    let lost =
-                        orphans.into_iter().filter_map(|one| self.recover(one, endpoints, report.add()));
+                    let unresumable = orphans
+                        .into_iter()
+                        .filter_map(|orphan| self.recover(orphan, endpoints, report.add()));
                     // Concurrent: a store that flushes its writes uses one flush for all.
-                    join_all(lost.map(|(custody, fate)| fail_orphan(self, custody, fate, overdue))).await;
+                    join_all(unresumable.map(|(lease, fate)| fail_orphan(self, lease, fate, overdue))).await;
                 }
                 // Safe to retry: orphans stay unowned in the store.
                 Err(_) => tokio::select! {
@@ -82,16 +83,18 @@ impl TaskLedger {
         fate: OrphanFate,
     ) -> Option<(TaskLease, OrphanFate)> {
         let anchor = self.open_anchor(&record.id, anchor.as_ref());
-        let shared =
-            endpoints.iter().map(Endpoint::shared).find(|shared| shared.route.path == record.owner.route);
-        let custody = self.adopt(version, &record);
-        let (Some(shared), Some(anchor)) = (shared, anchor) else { return Some((custody, fate)) };
+        let shared = endpoints
+            .iter()
+            .map(Endpoint::call_context)
+            .find(|shared| shared.route.path == record.owner.route);
+        let lease = self.adopt(version, &record);
+        let (Some(shared), Some(anchor)) = (shared, anchor) else { return Some((lease, fate)) };
         let needs_credentials = anchor.needs_credentials;
         own_ids::skip_to(anchor.call.call);
-        let left = OrphanedTask { custody, record, anchor, fate };
+        let orphan = OrphanedTask { lease, record, anchor, fate };
         match needs_credentials {
-            true => left.wait_for_credentials(shared),
-            false => left.resume(shared, Credentials::default()),
+            true => orphan.wait_for_credentials(shared),
+            false => orphan.resume(shared, Credentials::default()),
         }
         None
     }
@@ -102,22 +105,22 @@ impl TaskLedger {
 impl OrphanedTask {
     /// Resumes the call in the background, or ends the task if resuming is impossible.
     fn resume(self, shared: &Arc<RouteContext>, credentials: Credentials) {
-        let Self { custody, record: _, anchor, fate } = self;
-        let hold = shared.call_registry.register_for_resumption(custody.id.clone());
-        let resumption = Resumption { hold, custody, fate };
-        let work = Arc::clone(shared);
+        let Self { lease, record: _, anchor, fate } = self;
+        let registration = shared.call_registry.register_for_resumption(lease.id.clone());
+        let resumption = Resumption { registration, lease, fate };
+        let context = Arc::clone(shared);
         shared.stopping.spawn(async move {
-            let Some(record) = read(&work, &resumption.custody).await else { return };
+            let Some(record) = load_record(&context, &resumption.lease).await else { return };
             match &record.state {
                 TaskState::Working | TaskState::InputRequired { .. } => {
-                    let taken_up =
-                        drive::resume_call(&work, resumption, &record, &anchor, credentials.clone());
-                    if let Err(resumption) = taken_up {
-                        fail(&work, resumption, &anchor, credentials).await;
+                    let resumed =
+                        drive::resume_call(&context, resumption, &record, &anchor, credentials.clone());
+                    if let Err(resumption) = resumed {
+                        fail_unresumable(&context, resumption, &anchor, credentials).await;
                     }
                 }
                 TaskState::Cancelled => {
-                    notify_cancelled(&work, resumption, &record, &anchor, credentials).await
+                    notify_cancelled(&context, resumption, &record, &anchor, credentials).await
                 }
                 TaskState::Completed { .. } | TaskState::Failed { .. } => {
                     resumption.fate.record_ended(&record.state)
@@ -131,24 +134,24 @@ impl OrphanedTask {
     fn wait_for_credentials(mut self, shared: &Arc<RouteContext>) {
         self.fate.mark_waiting();
         let principal = Principal::from_bytes(self.record.owner.principal);
-        let mut came = shared.pending_credentials.wait_for(principal);
+        let mut receiver = shared.pending_credentials.wait_for(principal);
         let shared = Arc::clone(shared);
-        let waits = shared.ledger.count_pending();
+        let pending_guard = shared.ledger.count_pending();
         // Not tracked: shutdown does not wait for the caller, and the next process waits anew.
         tokio::spawn(async move {
             tokio::select! {
                 biased;
                 () = shared.overdue.stopped() => {}
-                Ok(credentials) = &mut came => {
+                Ok(credentials) = &mut receiver => {
                     // The request may be one that cancels the task.
-                    drop(waits);
+                    drop(pending_guard);
                     self.fate.mark_pending();
                     self.resume(&shared, credentials);
                 }
                 () = sleep(shared.route.resume.credentials_timeout) => {
-                    drop(came);
+                    drop(receiver);
                     shared.pending_credentials.remove_abandoned(principal);
-                    fail_orphan(&shared.ledger, self.custody, self.fate, &shared.overdue).await;
+                    fail_orphan(&shared.ledger, self.lease, self.fate, &shared.overdue).await;
                 }
             }
         });
@@ -157,13 +160,13 @@ impl OrphanedTask {
 
 /// Loads the current record of the leased task, with retries until the store responds. `None` if the record
 /// was removed or the drain time is over.
-async fn read(shared: &RouteContext, custody: &TaskLease) -> Option<Arc<Record>> {
+async fn load_record(shared: &RouteContext, lease: &TaskLease) -> Option<Arc<Record>> {
     let mut pause = FIRST_RETRY_DELAY;
     loop {
         tokio::select! {
             biased;
             () = shared.overdue.stopped() => return None,
-            found = shared.ledger.reload(&custody.id) => if let Ok(found) = found {
+            found = shared.ledger.load_leased(&lease.id) => if let Ok(found) = found {
                 return found;
             },
         }
@@ -177,14 +180,14 @@ async fn read(shared: &RouteContext, custody: &TaskLease) -> Option<Arc<Record>>
 
 /// Fails a task whose call cannot be resumed. If its client cancelled the task first, notifies the server of
 /// the cancellation instead.
-async fn fail(
+async fn fail_unresumable(
     shared: &Arc<RouteContext>,
     resumption: Resumption,
     anchor: &TaskAnchor,
     credentials: Credentials,
 ) {
-    drop(resumption.custody.persist(lost_event(), &shared.overdue).await);
-    match shared.ledger.last_stored(&resumption.custody.id) {
+    drop(resumption.lease.persist(lost_call_event(), &shared.overdue).await);
+    match shared.ledger.last_stored(&resumption.lease.id) {
         Some(record) if record.state == TaskState::Cancelled => {
             notify_cancelled(shared, resumption, &record, anchor, credentials).await;
         }
@@ -194,11 +197,11 @@ async fn fail(
 }
 
 /// Fails a task whose call is lost. If the task was cancelled before, its server cannot be notified.
-async fn fail_orphan(ledger: &Arc<TaskLedger>, custody: TaskLease, fate: OrphanFate, overdue: &DrainWatch) {
-    drop(custody.persist(lost_event(), overdue).await);
-    match ledger.reload(&custody.id).await {
+async fn fail_orphan(ledger: &Arc<TaskLedger>, lease: TaskLease, fate: OrphanFate, overdue: &DrainWatch) {
+    drop(lease.persist(lost_call_event(), overdue).await);
+    match ledger.load_leased(&lease.id).await {
         Ok(Some(record)) if record.state == TaskState::Cancelled => {
-            let _ = ledger.remove_anchor(&custody.id).await;
+            let _ = ledger.remove_anchor(&lease.id).await;
             fate.record_cancelled(false);
         }
         Ok(Some(record)) => fate.record_ended(&record.state),
@@ -210,13 +213,13 @@ async fn fail_orphan(ledger: &Arc<TaskLedger>, custody: TaskLease, fate: OrphanF
 /// Notifies the server that the call of a cancelled task is cancelled.
 async fn notify_cancelled(
     shared: &RouteContext,
-    Resumption { hold, custody, fate }: Resumption,
+    Resumption { registration, lease, fate }: Resumption,
     record: &Record,
     anchor: &TaskAnchor,
     credentials: Credentials,
 ) {
     // The call does not run here: it must not receive further messages.
-    drop(hold);
+    drop(registration);
     let principal = Principal::from_bytes(record.owner.principal);
     let (capabilities, client_info) = (Arc::new(Capabilities::none()), ClientInfo::default());
     let caller = CallerIdentity { principal, credentials, capabilities, client_info };
@@ -224,5 +227,5 @@ async fn notify_cancelled(
         () = shared.overdue.stopped() => return,
         is_told = shared.upstream.cancel_at(&caller, &anchor.call) => fate.record_cancelled(is_told),
     }
-    let _ = shared.ledger.remove_anchor(&custody.id).await;
+    let _ = shared.ledger.remove_anchor(&lease.id).await;
 }

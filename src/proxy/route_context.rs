@@ -92,12 +92,12 @@ impl Deref for RouteContext {
 impl RouteContext {
     /// A copy that shares the route, the keyring, the limits and the state with this context.
     pub(super) fn copy(&self) -> Self {
-        let Self { route, keyring, limiters, state: lasting } = self;
+        let Self { route, keyring, limiters, state } = self;
         Self {
             route: Arc::clone(route),
             keyring: Arc::clone(keyring),
             limiters: limiters.clone(),
-            state: Arc::clone(lasting),
+            state: Arc::clone(state),
         }
     }
 
@@ -116,8 +116,8 @@ impl RouteContext {
     }
 
     /// Whether a call may become a task now: not during shutdown if tasks are lost with the process.
-    pub(super) fn makes_tasks(&self) -> bool {
-        self.ledger.outlives() || !self.stopping.is_stopped()
+    pub(super) fn can_make_tasks(&self) -> bool {
+        self.ledger.is_durable() || !self.stopping.is_stopped()
     }
 
     /// The limits of a driven call of this tool; `None` if there are none.
@@ -150,31 +150,31 @@ impl RouteContext {
 
     /// The last known description of the server; a placeholder if there is none. Sends no request, because
     /// replies about tasks must not wait for the server.
-    pub(super) fn server(&self) -> Arc<UpstreamDescription> {
+    pub(super) fn server_description(&self) -> Arc<UpstreamDescription> {
         self.upstream.last_description().unwrap_or_else(|| Arc::new(UpstreamDescription::unknown()))
     }
 
     /// The server info (raw JSON) for replies about a task: as recorded with the task, otherwise the last
     /// known one. A process that has recovered the task may not have described the server yet.
-    pub(super) fn server_info_of(&self, record: &Record) -> Bytes {
-        record.server_info.clone().unwrap_or_else(|| self.server().server_info.clone())
+    pub(super) fn task_server_info(&self, record: &Record) -> Bytes {
+        record.server_info.clone().unwrap_or_else(|| self.server_description().server_info.clone())
     }
 
     /// Whether the server declared the capability that a method needs. Undeclared methods are sent
     /// nevertheless: some servers declare less than they support.
-    pub(super) fn declares(&self, method: &Method, server: &UpstreamDescription) -> bool {
-        let needs = method.modern_requirement().unwrap_or(RequiredCapability::Nothing);
-        describe::has_capability(&server.capabilities, needs)
+    pub(super) fn server_declares(&self, method: &Method, server: &UpstreamDescription) -> bool {
+        let requirement = method.modern_requirement().unwrap_or(RequiredCapability::Nothing);
+        describe::has_capability(&server.capabilities, requirement)
     }
 
-    /// Passes the result of [`tool_list`](Self::tool_list) to `look`, if it is available without waiting.
+    /// Passes the result of [`tool_list`](Self::tool_list) to `inspect`, if it is available without waiting.
     /// `None` otherwise.
     pub(super) fn peek_tool_list<T>(
         &self,
         caller: &Caller,
-        look: impl FnOnce(Option<&ToolParamHeaders>) -> T,
+        inspect: impl FnOnce(Option<&ToolParamHeaders>) -> T,
     ) -> Option<T> {
-        self.tool_lists.peek(caller, &*self.clock, look)
+        self.tool_lists.peek(caller, &*self.clock, inspect)
     }
 
     /// The mirrored parameters (`Mcp-Param-*`) of the server's tools, as this caller sees the tools; `None`
@@ -193,7 +193,7 @@ impl RouteContext {
 
     /// Whether the legacy server supports the tasks of 2025-11-25 itself.
     pub(super) async fn server_has_tasks(&self, principal: Principal, headers: &HeaderMap) -> bool {
-        self.server_profile.has_tasks(&*self.upstream, || self.identity(principal, headers)).await
+        self.server_profile.has_tasks(&*self.upstream, || self.description_identity(principal, headers)).await
     }
 
     /// Whether the legacy server keeps serving after a DELETE.
@@ -205,13 +205,13 @@ impl RouteContext {
         principal: Principal,
         headers: &HeaderMap,
     ) -> Result<bool, CallError> {
-        let caller = || self.identity(principal, headers);
+        let caller = || self.description_identity(principal, headers);
         self.server_profile.survives_delete(&*self.upstream, caller).await
     }
 
     /// The identity with which the proxy initializes a session of its own, with the credentials of a legacy
     /// client.
-    fn identity(&self, principal: Principal, headers: &HeaderMap) -> CallerIdentity {
+    fn description_identity(&self, principal: Principal, headers: &HeaderMap) -> CallerIdentity {
         CallerIdentity {
             principal,
             credentials: self.credentials(headers),
@@ -221,7 +221,7 @@ impl RouteContext {
     }
 
     /// The options of this route for showing tasks in the form of 2025-11-25.
-    pub(super) fn legacy_terms(&self) -> experimental::ViewOptions {
+    pub(super) fn legacy_view_options(&self) -> experimental::ViewOptions {
         experimental::ViewOptions {
             poll: self.ledger.quotas().poll_interval,
             tool_errors: match self.route.legacy_tasks.completes_on_tool_error {

@@ -33,7 +33,7 @@ pub trait RouteService: Send + Sync + 'static {
 
     /// Serves one HTTP request of a legacy client: relays it to the client's session at the server, or
     /// answers it if it is about a task of the proxy.
-    fn relay(&self, passage: LegacyRequest) -> BoxFuture<'static, LegacyResponse>;
+    fn relay(&self, request: LegacyRequest) -> BoxFuture<'static, LegacyResponse>;
 
     /// Whether a request with these headers has passed this route before: the route's server leads back here.
     fn is_loop(&self, headers: &HeaderMap) -> bool {
@@ -43,14 +43,14 @@ pub trait RouteService: Send + Sync + 'static {
 
     /// Fetches the protected-resource metadata document at this path from the origin of the route's server.
     /// The document is not changed.
-    fn metadata<'a>(
+    fn fetch_metadata<'a>(
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<OriginResponse, CallError>>;
 
     /// The URL of the route's server; `None` for a stdio server.
-    fn url(&self) -> Option<&Uri> {
+    fn server_url(&self) -> Option<&Uri> {
         None
     }
 
@@ -62,7 +62,10 @@ pub trait RouteService: Send + Sync + 'static {
 
     /// Sends a request to the origin of the route's server, outside the MCP endpoint (such as for an OAuth
     /// document).
-    fn ask_origin(&self, request: OriginRequest) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
+    fn request_origin(
+        &self,
+        request: OriginRequest,
+    ) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
         drop(request);
         Box::pin(std::future::ready(Err(CallError::not_over_http())))
     }

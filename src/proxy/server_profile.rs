@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct ServerProfile {
     /// Whether the server supports the tasks of 2025-11-25 itself.
-    tasks: Mutex<Option<bool>>,
+    has_tasks: Mutex<Option<bool>>,
     /// Whether the server keeps serving after a DELETE of a session.
     survives_delete: Mutex<Option<bool>>,
 }
@@ -29,11 +29,11 @@ impl ServerProfile {
         server: &dyn Upstream,
         caller: impl FnOnce() -> CallerIdentity,
     ) -> bool {
-        if let Some(known) = *self.tasks.lock() {
+        if let Some(known) = *self.has_tasks.lock() {
             return known;
         }
-        match self.ask(server, caller()).await {
-            Ok(()) => self.tasks.lock().unwrap_or(true),
+        match self.describe_server(server, caller()).await {
+            Ok(()) => self.has_tasks.lock().unwrap_or(true),
             Err(_) => true,
         }
     }
@@ -52,10 +52,10 @@ impl ServerProfile {
         if let Some(known) = *self.survives_delete.lock() {
             return Ok(known);
         }
-        match self.ask(server, caller()).await {
+        match self.describe_server(server, caller()).await {
             Ok(()) => Ok(self.survives_delete.lock().unwrap_or(false)),
-            Err(lost @ (CallError::Unreachable(_) | CallError::ConnectTimeout(_) | CallError::Closing)) => {
-                Err(lost)
+            Err(error @ (CallError::Unreachable(_) | CallError::ConnectTimeout(_) | CallError::Closing)) => {
+                Err(error)
             }
             Err(_) => Ok(false),
         }
@@ -63,27 +63,27 @@ impl ServerProfile {
 
     /// Describes the server with the newest legacy revision, unless it has been described already, and
     /// records its properties.
-    async fn ask(&self, server: &dyn Upstream, caller: CallerIdentity) -> Result<(), CallError> {
+    async fn describe_server(&self, server: &dyn Upstream, caller: CallerIdentity) -> Result<(), CallError> {
         let server = match server.last_description() {
             Some(description) => description,
             None => server.describe(&caller).await?,
         };
-        self.learn_tasks(server.has_tasks);
-        self.learn_revision(Some(Revision::NEWEST_LEGACY), Revision::parse(&server.version));
+        self.record_tasks(server.has_tasks);
+        self.record_revision(Some(Revision::NEWEST_LEGACY), Revision::parse(&server.version));
         Ok(())
     }
 
     /// Records whether the server supports the tasks of 2025-11-25 itself.
-    pub(super) fn learn_tasks(&self, has_tasks: bool) {
-        *self.tasks.lock() = Some(has_tasks);
+    pub(super) fn record_tasks(&self, has_tasks: bool) {
+        *self.has_tasks.lock() = Some(has_tasks);
     }
 
     /// Records the revision with which the server responded to a client that requested `requested`. A server
     /// responds with the client's revision if it supports that, otherwise with its newest. So a response
     /// older than `requested` is the server's newest revision; an equal one may not be.
-    pub(super) fn learn_revision(&self, requested: Option<Revision>, answered: Option<Revision>) {
+    pub(super) fn record_revision(&self, requested: Option<Revision>, negotiated: Option<Revision>) {
         // An unknown revision is newer than all known ones.
-        let survives = answered.is_none_or(Revision::survives_delete);
+        let survives = negotiated.is_none_or(Revision::survives_delete);
         if survives || requested.is_some_and(Revision::survives_delete) {
             *self.survives_delete.lock() = Some(survives);
         }

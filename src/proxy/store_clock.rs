@@ -20,57 +20,60 @@ pub(super) struct StoredClock(Mutex<Option<ClockReading>>);
 /// How far the time line may be ahead of its stored time while there are tasks. If the process is killed and
 /// the wall clock is set back before the next start, tasks are kept longer by up to this time. Each update is
 /// a write to the disk.
-const KEPT_WITHIN: Duration = Duration::from_secs(60);
+const CLOCK_STORE_INTERVAL: Duration = Duration::from_secs(60);
 
 // === impl StoredClock ===
 
 impl StoredClock {
     /// Creates it with the reading that the former process stored, if there is one.
-    pub(super) fn new(kept: Option<ClockReading>) -> Self {
-        Self(Mutex::new(kept))
+    pub(super) fn new(stored: Option<ClockReading>) -> Self {
+        Self(Mutex::new(stored))
     }
 }
 
 impl TaskLedger {
     /// Stores the clock reading if the wall clock was stepped, or if the stored reading is older than
-    /// [`KEPT_WITHIN`]. Called before a task is stored, because the next process needs the reading to
+    /// [`CLOCK_STORE_INTERVAL`]. Called before a task is stored, because the next process needs the reading to
     /// interpret the task's times. A failure is logged, and the sweep tries again.
-    pub(super) async fn keep_clock(&self) {
-        self.keep_clock_if(|kept, now| has_stepped(kept, now) || is_behind(kept, now)).await;
+    pub(super) async fn store_clock(&self) {
+        self.store_clock_if(|stored, now| has_stepped(stored, now) || is_outdated(stored, now)).await;
     }
 
-    /// Stores the clock reading like [`TaskLedger::keep_clock`], but does not refresh an old reading while
+    /// Stores the clock reading like [`TaskLedger::store_clock`], but does not refresh an old reading while
     /// there are no tasks; called by the sweep.
-    pub(super) async fn sweep_clock(&self) {
+    pub(super) async fn refresh_clock(&self) {
         let has_tasks = || self.store.usage(Principal::ANONYMOUS.as_bytes()).tasks > 0;
-        self.keep_clock_if(|kept, now| has_stepped(kept, now) || is_behind(kept, now) && has_tasks()).await;
+        self.store_clock_if(|stored, now| {
+            has_stepped(stored, now) || is_outdated(stored, now) && has_tasks()
+        })
+        .await;
     }
 
     /// Stores the current clock reading at the end of the process, if the store outlives it.
-    pub(super) async fn keep_last_clock(&self) {
-        if self.outlives() {
-            self.keep_clock_if(|kept, now| kept != Some(now)).await;
+    pub(super) async fn store_final_clock(&self) {
+        if self.is_durable() {
+            self.store_clock_if(|stored, now| stored != Some(now)).await;
         }
     }
 
-    async fn keep_clock_if(&self, is_due: impl FnOnce(Option<ClockReading>, ClockReading) -> bool) {
-        let mut kept = self.kept_clock.0.lock().await;
+    async fn store_clock_if(&self, is_due: impl FnOnce(Option<ClockReading>, ClockReading) -> bool) {
+        let mut stored = self.stored_clock.0.lock().await;
         let now = self.clock.reading();
-        if is_due(*kept, now) {
+        if is_due(*stored, now) {
             match self.store.keep_clock(now).await {
-                Ok(()) => *kept = Some(now),
+                Ok(()) => *stored = Some(now),
                 Err(error) => self.log_failure("storing the clock", &error),
             }
         }
     }
 }
 
-/// Whether the stored reading is missing, or older than [`KEPT_WITHIN`].
-fn is_behind(kept: Option<ClockReading>, now: ClockReading) -> bool {
-    kept.is_none_or(|kept| now.time.since(kept.time) >= KEPT_WITHIN)
+/// Whether the stored reading is missing, or older than [`CLOCK_STORE_INTERVAL`].
+fn is_outdated(stored: Option<ClockReading>, now: ClockReading) -> bool {
+    stored.is_none_or(|stored| now.time.since(stored.time) >= CLOCK_STORE_INTERVAL)
 }
 
 /// Whether the wall clock was stepped since the stored reading.
-fn has_stepped(kept: Option<ClockReading>, now: ClockReading) -> bool {
-    kept.map_or(ClockOffset::ZERO, |kept| kept.offset) != now.offset
+fn has_stepped(stored: Option<ClockReading>, now: ClockReading) -> bool {
+    stored.map_or(ClockOffset::ZERO, |stored| stored.offset) != now.offset
 }

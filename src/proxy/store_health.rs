@@ -29,13 +29,13 @@ impl StoreHealth {
         self.is_failing.load(Ordering::Relaxed)
     }
 
-    /// Records the failure of an operation; `doing` names the operation for the log.
-    pub(super) fn record_failure(&self, doing: &str, error: &dyn fmt::Display, now: Instant) {
+    /// Records the failure of an operation; `operation` names the operation for the log.
+    pub(super) fn record_failure(&self, operation: &str, error: &dyn fmt::Display, now: Instant) {
         self.is_failing.store(true, Ordering::Relaxed);
         let mut logged_at = self.logged_at.lock();
         if logged_at.is_none_or(|logged_at| now.saturating_duration_since(logged_at) >= LOG_INTERVAL) {
             *logged_at = Some(now);
-            StoreFailed { doing, error }.emit();
+            StoreFailed { doing: operation, error }.emit();
         }
     }
 

@@ -9,7 +9,7 @@ use tokio::time::{MissedTickBehavior, interval};
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Tasks that are processed in one batch, so that many due tasks do not block a slow store.
-const BATCH: usize = 1000;
+const BATCH_SIZE: usize = 1000;
 
 impl TaskLedger {
     /// Recovers the tasks of a former process on these endpoints, and then sweeps all tasks periodically
@@ -21,13 +21,13 @@ impl TaskLedger {
     ) -> impl Future<Output = ()> + Send {
         // Not in the future: a client's request may arrive before the future is polled.
         for endpoint in &endpoints {
-            endpoint.shared().pending_credentials.remember_early();
+            endpoint.call_context().pending_credentials.begin_recovery();
         }
         async move {
             // Recover first: the sweep fails working tasks without a lease.
             self.recover_orphans(&endpoints, &stopping).await;
             for endpoint in &endpoints {
-                endpoint.shared().pending_credentials.forget_early();
+                endpoint.call_context().pending_credentials.end_recovery();
             }
             // Dropped, so that the servers of these endpoints can be removed after a reload.
             drop(endpoints);
@@ -50,10 +50,10 @@ impl TaskLedger {
 
     /// Stores the clock, and sweeps all tasks that are due.
     async fn sweep_all(&self, stopping: &DrainWatch) {
-        self.sweep_clock().await;
+        self.refresh_clock().await;
         loop {
-            match self.sweep(BATCH, stopping).await {
-                Ok(BATCH) => {}
+            match self.sweep(BATCH_SIZE, stopping).await {
+                Ok(BATCH_SIZE) => {}
                 Ok(_) => return,
                 Err(error) => return self.log_failure("sweeping", &error),
             }

@@ -20,7 +20,7 @@ pub(super) struct TaskWatchers {
 /// Decides which input requests of a server a client can receive, by the capabilities that the client
 /// declared: a function of the request's method and params.
 #[derive(Clone)]
-pub(super) struct Askable(Arc<IsDeclared>);
+pub(super) struct InputFilter(Arc<IsDeclared>);
 
 type IsDeclared = dyn Fn(&Method, Option<&Bytes>) -> bool + Send + Sync;
 
@@ -29,7 +29,7 @@ type IsDeclared = dyn Fn(&Method, Option<&Bytes>) -> bool + Send + Sync;
 struct TaskSubscriber {
     kind: SubscriberKind,
     /// The input requests that the client can receive; `None` unless it waits with a ticket.
-    askable: Option<Askable>,
+    input_filter: Option<InputFilter>,
     /// Watched tasks that have changed since the last notification.
     changed: Mutex<Vec<TaskId>>,
     notify: Notify,
@@ -73,11 +73,18 @@ impl TaskWatchers {
     }
 
     /// Subscribes a request that waits for the result of a task; `None` if [`WAITERS_PER_TASK`] requests
-    /// already wait. `askable` is given if the client may receive only input requests whose capability it
+    /// already wait. `input_filter` is given if the client may receive only input requests whose capability it
     /// declared.
-    pub(super) fn wait_for(self: &Arc<Self>, id: &TaskId, askable: Option<Askable>) -> Option<TaskWatcher> {
-        let subscriber =
-            Arc::new(TaskSubscriber { kind: SubscriberKind::Waiter, askable, ..TaskSubscriber::default() });
+    pub(super) fn watch_result(
+        self: &Arc<Self>,
+        id: &TaskId,
+        input_filter: Option<InputFilter>,
+    ) -> Option<TaskWatcher> {
+        let subscriber = Arc::new(TaskSubscriber {
+            kind: SubscriberKind::Waiter,
+            input_filter,
+            ..TaskSubscriber::default()
+        });
         let mut subscribers = self.subscribers.entry(id.clone()).or_default();
         let waiters = subscribers.iter().filter(|other| other.kind == SubscriberKind::Waiter).count();
         if waiters >= WAITERS_PER_TASK {
@@ -109,13 +116,13 @@ impl TaskWatchers {
 
     /// Wakes the requests that wait for the result of a task, so that they attach to its call, or check again
     /// which input requests they can receive.
-    pub(super) fn announce_to_waiters(&self, id: &TaskId) {
+    pub(super) fn wake_waiters(&self, id: &TaskId) {
         self.wake(id, |subscriber| subscriber.kind == SubscriberKind::Waiter);
     }
 
-    fn wake(&self, id: &TaskId, is_concerned: impl Fn(&TaskSubscriber) -> bool) {
+    fn wake(&self, id: &TaskId, should_wake: impl Fn(&TaskSubscriber) -> bool) {
         let Some(subscribers) = self.subscribers.get(id) else { return };
-        for subscriber in subscribers.value().iter().filter(|subscriber| is_concerned(subscriber)) {
+        for subscriber in subscribers.value().iter().filter(|subscriber| should_wake(subscriber)) {
             let mut changed = subscriber.changed.lock();
             if !changed.contains(id) {
                 changed.push(id.clone());
@@ -128,11 +135,11 @@ impl TaskWatchers {
 
 // === impl Askable ===
 
-impl Askable {
+impl InputFilter {
     /// Creates it from a function that returns whether the client has the capability for a request with this
     /// method and these params.
-    pub(super) fn new(allows: impl Fn(&Method, Option<&Bytes>) -> bool + Send + Sync + 'static) -> Self {
-        Self(Arc::new(allows))
+    pub(super) fn new(is_declared: impl Fn(&Method, Option<&Bytes>) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(is_declared))
     }
 
     /// Whether the client can receive this input request.
@@ -146,7 +153,7 @@ impl Askable {
     }
 }
 
-impl std::fmt::Debug for Askable {
+impl std::fmt::Debug for InputFilter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Askable")
     }
@@ -175,12 +182,12 @@ impl TaskWatcher {
     }
 
     /// Whether another request that waits with a ticket for the same task can receive this input request.
-    pub(super) fn another_can_be_asked(&self, id: &TaskId, request: &InputRequest) -> bool {
-        let can = |ear: &Arc<TaskSubscriber>| {
-            !Arc::ptr_eq(ear, &self.subscriber)
-                && ear.askable.as_ref().is_some_and(|askable| askable.allows(request))
+    pub(super) fn another_can_receive(&self, id: &TaskId, request: &InputRequest) -> bool {
+        let can_receive = |subscriber: &Arc<TaskSubscriber>| {
+            !Arc::ptr_eq(subscriber, &self.subscriber)
+                && subscriber.input_filter.as_ref().is_some_and(|filter| filter.allows(request))
         };
-        self.watchers.subscribers.get(id).is_some_and(|ears| ears.iter().any(can))
+        self.watchers.subscribers.get(id).is_some_and(|subscribers| subscribers.iter().any(can_receive))
     }
 }
 
@@ -191,10 +198,10 @@ impl Drop for TaskWatcher {
                 subscribers.retain(|subscriber| !Arc::ptr_eq(subscriber, &self.subscriber));
                 subscribers.is_empty()
             });
-            if self.subscriber.askable.is_some() {
+            if self.subscriber.input_filter.is_some() {
                 // Only this client may have had the capability for an open input request: the others check
                 // again, and the request is refused.
-                self.watchers.wake(id, |ear| ear.askable.is_some());
+                self.watchers.wake(id, |other| other.input_filter.is_some());
             }
         }
     }
@@ -221,12 +228,13 @@ mod tests {
         let hub = Arc::new(TaskWatchers::default());
         let [task, other] = [1, 2].map(|n| TaskId::from_entropy([n; 16]));
         let mut waiters: Vec<_> =
-            (0..WAITERS_PER_TASK).map(|_| hub.wait_for(&task, None).expect("room")).collect();
-        assert!(hub.wait_for(&task, None).is_none());
-        let others = (hub.watch(vec![task.clone()]), hub.watch_own(task.clone()), hub.wait_for(&other, None));
+            (0..WAITERS_PER_TASK).map(|_| hub.watch_result(&task, None).expect("room")).collect();
+        assert!(hub.watch_result(&task, None).is_none());
+        let others =
+            (hub.watch(vec![task.clone()]), hub.watch_own(task.clone()), hub.watch_result(&other, None));
         assert!(others.2.is_some(), "other tasks are not concerned");
         waiters.pop();
-        waiters.extend(hub.wait_for(&task, None));
+        waiters.extend(hub.watch_result(&task, None));
         assert_eq!(waiters.len(), WAITERS_PER_TASK, "there is room again");
         drop((waiters, others));
         assert!(hub.subscribers.is_empty());

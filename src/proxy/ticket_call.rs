@@ -13,7 +13,7 @@ use super::{
     call_reply::ReplySource,
     reply,
     route_context::RouteContext,
-    task_watchers::Askable,
+    task_watchers::InputFilter,
     tickets,
 };
 use crate::{
@@ -55,28 +55,28 @@ impl TicketToolCall {
     async fn begin(&mut self) -> Option<CallReply> {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let tool = call.target.as_deref().unwrap_or_default();
-        let Some((wanted, names)) = tickets::modern_ticket_action(shared, call, caller, tool) else {
+        let Some((action, names)) = tickets::modern_ticket_action(shared, call, caller, tool) else {
             return Some(self.result_reply(view::ticket::unknown_ticket_result()));
         };
-        let holder = TicketCaller {
+        let ticket_caller = TicketCaller {
             owner: shared.task_owner(caller),
             principal: caller.principal,
             names: &names,
             wait: tickets::result_wait(shared, tickets::modern_eligibility(shared, call, caller)),
             accepts_messages: false,
-            askable: askable(caller),
+            input_filter: input_filter(caller),
         };
-        match call_ticket_tool(shared, holder, wanted, call.params.as_ref()).await {
-            TicketToolAnswer::Result(result, account) => {
-                Some(CallReply { account, ..self.result_reply(result) })
+        match call_ticket_tool(shared, ticket_caller, action, call.params.as_ref()).await {
+            TicketToolAnswer::Result(result, summary) => {
+                Some(CallReply { summary, ..self.result_reply(result) })
             }
-            TicketToolAnswer::CallResult(record, result, account) => {
-                Some(CallReply { account, ..self.call_result_reply(&record, result) })
+            TicketToolAnswer::CallResult(record, result, summary) => {
+                Some(CallReply { summary, ..self.call_result_reply(&record, result) })
             }
             TicketToolAnswer::Pending(watch) => {
-                let answers =
+                let has_responses =
                     call.params.as_ref().is_some_and(|params| params.get("inputResponses").is_some());
-                if answers
+                if has_responses
                     && let Err(refusal) = extension::receive_responses(shared, call, watch.record()).await
                 {
                     return Some(*refusal);
@@ -90,39 +90,45 @@ impl TicketToolCall {
 
     /// A reply with a tool result of the proxy, and the server info of the route.
     fn result_reply(&self, result: Value) -> CallReply {
-        reply::success(&self.call, &modern::complete_result(result, &self.shared.server().server_info))
+        reply::result_reply(
+            &self.call,
+            &modern::complete_result(result, &self.shared.server_description().server_info),
+        )
     }
 
     /// A reply with a tool result of the proxy about a task, and the server info of that task.
     fn call_result_reply(&self, record: &Record, result: Value) -> CallReply {
-        reply::success(&self.call, &modern::complete_result(result, &self.shared.server_info_of(record)))
+        reply::result_reply(
+            &self.call,
+            &modern::complete_result(result, &self.shared.task_server_info(record)),
+        )
     }
 
     /// The reply with the end of the task: the response that the deferred call itself would have had.
     fn ended_reply(&self, record: &Record, result_tool: &str) -> CallReply {
         let mut reply = match view::ticket::call_outcome(record, true) {
-            Some(view::ticket::CallOutcome::Result(result)) => reply::success(&self.call, &result),
+            Some(view::ticket::CallOutcome::Result(result)) => reply::result_reply(&self.call, &result),
             Some(view::ticket::CallOutcome::Error(error)) => {
-                let mut refused = reply::refuse(&self.call, StatusCode::OK, &ErrorObject::from_raw(error));
-                refused.account.outcome = RequestOutcome::ServerError;
-                refused
+                let mut refusal = reply::refuse(&self.call, StatusCode::OK, &ErrorObject::from_raw(error));
+                refusal.summary.outcome = RequestOutcome::ServerError;
+                refusal
             }
             Some(view::ticket::CallOutcome::Cancelled) | None => {
                 self.call_result_reply(record, view::ticket::already_ended_result(record, result_tool))
             }
         };
-        reply.account.shown = Some(record.state.status());
-        reply.account.origin = record.trace.clone();
+        reply.summary.shown_status = Some(record.state.status());
+        reply.summary.origin = record.trace.clone();
         reply
     }
 
     /// The `input_required` reply with these input requests, for all of which the client has the
     /// capabilities. Its `requestState` is the ticket.
     fn input_required_reply(&self, record: &Record, requests: &[(String, InputRequest)]) -> CallReply {
-        let questions = requests.iter().map(|(key, question)| (key.as_str(), question));
+        let entries = requests.iter().map(|(key, request)| (key.as_str(), request));
         let ticket = self.shared.keyring.seal_ticket(&record.id);
-        let result = elicit::input_required_result(questions, &ticket, &self.shared.server_info_of(record));
-        reply::input_required(&self.call, &result)
+        let result = elicit::input_required_result(entries, &ticket, &self.shared.task_server_info(record));
+        reply::input_required_reply(&self.call, &result)
     }
 }
 
@@ -145,27 +151,27 @@ impl ReplySource for TicketToolCall {
                     }
                 }
                 WatchEvent::InputRequired(record) => {
-                    let requests = watch.requests(&record);
+                    let requests = watch.receivable_requests(&record);
                     if requests.is_empty() {
                         continue;
                     }
-                    watch.sends(&record, &requests);
+                    watch.report_sent(&record, &requests);
                     self.input_required_reply(&record, &requests)
                 }
                 WatchEvent::Ended(record, commit) => {
-                    let names = Arc::clone(&watch.ticketing.names);
+                    let names = Arc::clone(&watch.ticket_options.names);
                     CallReply { commit: Some(commit), ..self.ended_reply(&record, &names.result) }
                 }
                 WatchEvent::StillRunning(record) => {
                     let running = watch.running_result(&record);
                     let mut reply = self.call_result_reply(&record, running);
-                    reply.account.shown = Some(record.state.status());
-                    reply.account.origin = record.trace.clone();
+                    reply.summary.shown_status = Some(record.state.status());
+                    reply.summary.origin = record.trace.clone();
                     reply
                 }
                 WatchEvent::Expired => self.result_reply(view::ticket::unknown_ticket_result()),
                 WatchEvent::Closing => {
-                    let error = reply::lost_error(&CallError::Closing);
+                    let error = reply::record_call_error(&CallError::Closing);
                     reply::refuse(&self.call, StatusCode::OK, &error)
                 }
             };
@@ -176,17 +182,17 @@ impl ReplySource for TicketToolCall {
 }
 
 /// The input requests that the caller can receive, by the capabilities in its current request.
-fn askable(caller: &Caller) -> Askable {
+fn input_filter(caller: &Caller) -> InputFilter {
     let declared = Arc::clone(&caller.capabilities);
-    Askable::new(move |method, params| declared.missing_for(method, params).is_none())
+    InputFilter::new(move |method, params| declared.missing_for(method, params).is_none())
 }
 
 /// Adds the ticket tools to the reply to `tools/list`, if the caller is eligible for tickets.
 pub(super) fn add_ticket_tools(shared: &RouteContext, call: &Call, caller: &Caller, reply: &mut CallReply) {
-    let Some(holding) = tickets::modern_eligibility(shared, call, caller) else { return };
-    let edited = Frame::parse(reply.body.clone()).ok();
-    if let Some(edited) = edited.and_then(|answer| {
-        tickets::edit_tool_list(shared, &answer, (holding, &caller.rollout_membership), |_| true)
+    let Some(grant) = tickets::modern_eligibility(shared, call, caller) else { return };
+    let tool_list = Frame::parse(reply.body.clone()).ok();
+    if let Some(edited) = tool_list.and_then(|tool_list| {
+        tickets::edit_tool_list(shared, &tool_list, (grant, &caller.rollout_membership), |_| true)
     }) {
         reply.body = edited;
     }

@@ -18,7 +18,7 @@ use std::{sync::Arc, time::Duration};
 
 /// The default time that a call of the result tool waits for a result: shorter than the timeout of most
 /// clients.
-const WAIT: Duration = Duration::from_secs(45);
+const DEFAULT_RESULT_WAIT: Duration = Duration::from_secs(45);
 
 /// The options of a ticket: how its client fetches the result.
 #[derive(Clone, Debug)]
@@ -33,17 +33,17 @@ pub(super) struct TicketOptions {
 
 impl TicketOptions {
     /// The tool result for a call that still runs: the ticket, and the text for the model.
-    pub(super) fn running(&self, shared: &RouteContext, record: &Record) -> Value {
+    pub(super) fn running_result(&self, shared: &RouteContext, record: &Record) -> Value {
         let now = shared.clock.timestamp();
         let ticket = shared.keyring.seal_ticket(&record.id);
-        let terms = ticket::TicketPrompt {
+        let prompt = ticket::TicketPrompt {
             ticket: &ticket,
             result_tool: &self.names.result,
             cancel_tool: &self.names.cancel,
             result_wait: self.wait,
             text: shared.route.tickets.text.as_deref(),
         };
-        ticket::running_result(record, now, &terms)
+        ticket::running_result(record, now, &prompt)
     }
 }
 
@@ -51,19 +51,20 @@ impl TicketOptions {
 pub(super) fn legacy_eligibility(
     shared: &RouteContext,
     client: &LegacyClient,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
 ) -> Option<TicketGrant> {
-    if !shared.route.has_tickets() || !shared.route.can_defer_for(&passage.standing) {
+    if !shared.route.has_tickets() || !shared.route.can_defer_for(&request.rollout_membership) {
         return None;
     }
-    let known = client.session.and_then(|session| shared.sessions.ticket_holders.client(session));
-    if known.as_ref().is_some_and(|known| known.declares_tasks) {
+    let declaration =
+        client.session.and_then(|session| shared.sessions.ticket_holders.client_declaration(session));
+    if declaration.as_ref().is_some_and(|declaration| declaration.declares_tasks) {
         return None;
     }
-    let name = known.as_ref().and_then(|known| known.name.as_deref());
-    let holding = shared.route.tickets.grant_for(&passage.headers, || passage.principal.to_string(), name)?;
+    let name = declaration.as_ref().and_then(|declaration| declaration.name.as_deref());
+    let grant = shared.route.tickets.grant_for(&request.headers, || request.principal.to_string(), name)?;
     // A client that has not sent `initialize` may have declared tasks; require a match by name.
-    (known.is_some() || holding.is_named).then_some(holding)
+    (declaration.is_some() || grant.is_named).then_some(grant)
 }
 
 /// The terms and options of a ticket for a call of this tool by a legacy client; `None` if the client is not
@@ -73,16 +74,17 @@ pub(super) fn legacy_eligibility(
 pub(super) fn legacy_ticket_options(
     shared: &RouteContext,
     client: &LegacyClient,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
     tool: &str,
 ) -> Option<(TicketTerms, TicketOptions)> {
-    let holding = legacy_eligibility(shared, client, passage)?;
-    let terms = holding.terms(&shared.route.tool_policy_for(tool, &passage.standing))?;
+    let grant = legacy_eligibility(shared, client, request)?;
+    let terms = grant.terms(&shared.route.tool_policy_for(tool, &request.rollout_membership))?;
     let holders = &shared.sessions.ticket_holders;
-    let given = client.session.and_then(|session| holders.given_names(session));
-    let is_believed =
-        || holding.is_named && client.session.is_none_or(|session| holders.client(session).is_some());
-    let names = given.or_else(|| is_believed().then(|| holders.free_names()))?;
+    let given_names = client.session.and_then(|session| holders.given_names(session));
+    let counts_as_given = || {
+        grant.is_named && client.session.is_none_or(|session| holders.client_declaration(session).is_some())
+    };
+    let names = given_names.or_else(|| counts_as_given().then(|| holders.free_names()))?;
     Some((terms, TicketOptions { names, wait: terms.result_wait }))
 }
 
@@ -101,7 +103,7 @@ pub(super) fn legacy_ticket_action(
     if let Some(names) =
         client.session.and_then(|session| shared.sessions.ticket_holders.given_names(session))
     {
-        return names.action_of(tool).map(|wanted| (wanted, names));
+        return names.action_of(tool).map(|action| (action, names));
     }
     action_by_ticket(shared, tool, ticket)
 }
@@ -114,13 +116,13 @@ fn action_by_ticket(
     ticket: impl FnOnce() -> Option<String>,
 ) -> Option<(TicketAction, Arc<TicketToolNames>)> {
     let holders = &shared.sessions.ticket_holders;
-    let wanted = TicketToolNames::possible_action(tool)?;
+    let action = TicketToolNames::possible_action(tool)?;
     let ticket = ticket()?;
     // A miscopied ticket is not for the server either, unless the server has a tool of that name. On a route
     // that issues no tickets any more, only valid tickets count.
-    let looks_ours = || shared.route.has_tickets() && is_ticket(&ticket) && !holders.is_used(tool);
-    let is_ours = task_of(shared, &ticket).is_some() || looks_ours();
-    is_ours.then(|| (wanted, holders.free_names()))
+    let is_plausible = || shared.route.has_tickets() && is_ticket(&ticket) && !holders.is_server_tool(tool);
+    let is_ticket_call = task_of_ticket(shared, &ticket).is_some() || is_plausible();
+    is_ticket_call.then(|| (action, holders.free_names()))
 }
 
 /// The ticket grant of a client of 2026-07-28, if the client is eligible for tickets. Without a session the
@@ -133,14 +135,14 @@ pub(super) fn modern_eligibility(shared: &RouteContext, call: &Call, caller: &Ca
     {
         return None;
     }
-    let about = call.params.as_ref().and_then(|params| params.meta()?.get(meta::CLIENT_INFO));
-    let name = about.and_then(|about| JsonObject::read(&about).ok()?.string("name"));
-    let none = HeaderMap::new();
-    let headers = caller.match_headers.as_deref().unwrap_or(&none);
+    let client_info = call.params.as_ref().and_then(|params| params.meta()?.get(meta::CLIENT_INFO));
+    let name = client_info.and_then(|client_info| JsonObject::read(&client_info).ok()?.string("name"));
+    let no_headers = HeaderMap::new();
+    let headers = caller.match_headers.as_deref().unwrap_or(&no_headers);
     let tickets = &shared.route.tickets;
     tickets
         .grant_for(headers, || caller.principal.to_string(), name.as_deref())
-        .filter(|holding| holding.is_named)
+        .filter(|grant| grant.is_named)
 }
 
 /// The terms and options of a ticket for a call by a client of 2026-07-28; `None` if the client is not
@@ -171,39 +173,40 @@ pub(super) fn modern_ticket_action(
     }
     let names = shared.sessions.ticket_holders.free_names();
     match names.action_of(tool) {
-        Some(wanted) if modern_eligibility(shared, call, caller).is_some() => Some((wanted, names)),
+        Some(action) if modern_eligibility(shared, call, caller).is_some() => Some((action, names)),
         Some(_) | None => action_by_ticket(shared, tool, || ticket_argument(call.params.as_ref())),
     }
 }
 
 /// Edits a page of `tools/list` for a client with a ticket grant: adds the ticket tools to the last page.
-/// `give` gets their names and returns whether to add them. `None` if the page is unchanged or cannot be
+/// `give_names` gets their names and returns whether to add them. `None` if the page is unchanged or cannot be
 /// parsed.
 pub(super) fn edit_tool_list(
     shared: &RouteContext,
-    answer: &Frame,
-    (holding, standing): (TicketGrant, &RolloutMembership),
-    give: impl FnOnce(&Arc<TicketToolNames>) -> bool,
+    response: &Frame,
+    (grant, membership): (TicketGrant, &RolloutMembership),
+    give_names: impl FnOnce(&Arc<TicketToolNames>) -> bool,
 ) -> Option<Bytes> {
-    let page = read_tool_list_page(answer)?;
-    shared.sessions.ticket_holders.learn_names(page.similar_names);
-    let names = page.is_last.then(|| shared.sessions.ticket_holders.free_names()).filter(|names| give(names));
-    let may_defer = |tool: &str| holding.terms(&shared.route.tool_policy_for(tool, standing)).is_some();
-    with_ticket_tools(answer, names.as_deref(), may_defer)
+    let page = read_tool_list_page(response)?;
+    shared.sessions.ticket_holders.record_similar_names(page.similar_names);
+    let names =
+        page.is_last.then(|| shared.sessions.ticket_holders.free_names()).filter(|names| give_names(names));
+    let may_defer = |tool: &str| grant.terms(&shared.route.tool_policy_for(tool, membership)).is_some();
+    with_ticket_tools(response, names.as_deref(), may_defer)
 }
 
 /// How long one call of the result tool waits for the result, by the client's grant, the route, or the
 /// default.
-pub(super) fn result_wait(shared: &RouteContext, holding: Option<TicketGrant>) -> Duration {
+pub(super) fn result_wait(shared: &RouteContext, grant: Option<TicketGrant>) -> Duration {
     let route = &shared.route;
-    holding
-        .and_then(|holding| holding.result_wait())
+    grant
+        .and_then(|grant| grant.result_wait())
         .or(route.tickets.result_wait)
         .or(route.wait_policy.ticket_after)
-        .unwrap_or(WAIT)
+        .unwrap_or(DEFAULT_RESULT_WAIT)
 }
 
 /// The task that a ticket belongs to; `None` if the ticket is invalid.
-pub(super) fn task_of(shared: &RouteContext, ticket: &str) -> Option<TaskId> {
+pub(super) fn task_of_ticket(shared: &RouteContext, ticket: &str) -> Option<TaskId> {
     shared.keyring.open_ticket(ticket)
 }

@@ -74,7 +74,7 @@ struct CachedToolList {
 /// The outcome of a read.
 struct ToolListSnapshot {
     /// The tools' mirrored parameters, as far as the list could be read; `None` if no page could be read.
-    catalogue: Option<Arc<ToolParamHeaders>>,
+    param_headers: Option<Arc<ToolParamHeaders>>,
     /// When to read again; `None` if the read was complete.
     retry_at: Option<Instant>,
     /// Detects list changes since the read.
@@ -84,7 +84,7 @@ struct ToolListSnapshot {
 /// The pages of a list.
 struct ToolListPages {
     /// The tools' mirrored parameters; `None` if no page could be read.
-    catalogue: Option<ToolParamHeaders>,
+    param_headers: Option<ToolParamHeaders>,
     /// Whether reading again is useless: the end of the list was reached, or a bound that the next read would
     /// reach as well.
     is_final: bool,
@@ -99,50 +99,53 @@ impl Default for ToolListCache {
 }
 
 impl ToolListCache {
-    /// Passes the cached list to `look`, if [`get`](Self::get) would return without a read; `None` otherwise.
-    /// Holds a lock of the map while `look` runs, so `look` must be short.
+    /// Passes the cached list to `inspect`, if [`get`](Self::get) would return without a read; `None` otherwise.
+    /// Holds a lock of the map while `inspect` runs, so `inspect` must be short.
     pub(super) fn peek<T>(
         &self,
         caller: &Caller,
         clock: &dyn Clock,
-        look: impl FnOnce(Option<&ToolParamHeaders>) -> T,
+        inspect: impl FnOnce(Option<&ToolParamHeaders>) -> T,
     ) -> Option<T> {
-        self.entries
-            .with(&key(caller), |entry| entry.fresh(clock, |known| look(known.map(|known| &**known))))?
+        self.entries.with_value(&cache_key(caller), |entry| {
+            entry.with_fresh_list(clock, |param_headers| {
+                inspect(param_headers.map(|param_headers| &**param_headers))
+            })
+        })?
     }
 
     /// The list as the caller sees it: from the cache, or read from the server. `None` if the list cannot be
     /// read within [`WAIT_LIMIT`].
     pub(super) async fn get(&self, reader: ToolListReader<'_>) -> Option<Arc<ToolParamHeaders>> {
-        let entry = self.entries.get_or_insert_with(key(reader.caller), Arc::default);
-        if let Some(last) = entry.fresh(&**reader.clock, |known| known.cloned()) {
+        let entry = self.entries.get_or_insert_with(cache_key(reader.caller), Arc::default);
+        if let Some(last) = entry.with_fresh_list(&**reader.clock, |param_headers| param_headers.cloned()) {
             return last;
         }
         let (since, done) = entry.refresh(&reader);
-        let left = (since + WAIT_LIMIT).saturating_duration_since(reader.clock.now());
-        if left.is_zero() {
+        let remaining = (since + WAIT_LIMIT).saturating_duration_since(reader.clock.now());
+        if remaining.is_zero() {
             // Even a timer that is due at once would take up to a millisecond.
             return None;
         }
-        timeout(left, done.cancelled()).await.ok()?;
+        timeout(remaining, done.cancelled()).await.ok()?;
         // The list is used even if it has changed during the read: the next call reads it again.
-        entry.last.load().as_ref()?.catalogue.clone()
+        entry.last.load().as_ref()?.param_headers.clone()
     }
 }
 
 // === impl CachedToolList ===
 
 impl CachedToolList {
-    /// Passes the last list to `look`, unless the list has changed or is due to be read again; `None` then.
-    fn fresh<T>(
+    /// Passes the last list to `inspect`, unless the list has changed or is due to be read again; `None` then.
+    fn with_fresh_list<T>(
         &self,
         clock: &dyn Clock,
-        look: impl FnOnce(Option<&Arc<ToolParamHeaders>>) -> T,
+        inspect: impl FnOnce(Option<&Arc<ToolParamHeaders>>) -> T,
     ) -> Option<T> {
         let last = self.last.load();
         let last = last.as_ref().filter(|last| !last.changes.has_changed())?;
-        let is_fresh = last.retry_at.is_none_or(|again| clock.now() < again);
-        is_fresh.then(|| look(last.catalogue.as_ref()))
+        let is_fresh = last.retry_at.is_none_or(|retry_at| clock.now() < retry_at);
+        is_fresh.then(|| inspect(last.param_headers.as_ref()))
     }
 
     /// Reads the list in the background, unless a read is in progress. Returns the start of the read, and a
@@ -155,18 +158,18 @@ impl CachedToolList {
         let (since, done) = (reader.clock.now(), CancellationToken::new());
         *refresh = Some((since, done.clone()));
         drop(refresh);
-        let ended = RefreshGuard { entry: Arc::clone(self), done: done.clone() };
+        let guard = RefreshGuard { entry: Arc::clone(self), done: done.clone() };
         let (route, upstream) = (Arc::clone(reader.route), Arc::clone(reader.upstream));
         let (clock, caller, next_id) = (Arc::clone(reader.clock), reader.caller.clone(), reader.next_id);
         let closing = reader.closing.clone();
         reader.closing.spawn(async move {
-            let reading = read_within(&route, &*upstream, &*clock, &caller, next_id);
+            let reading = read_with_timeout(&route, &*upstream, &*clock, &caller, next_id);
             let reading = tokio::select! {
                 reading = reading => reading,
                 () = closing.stopped() => return,
             };
-            ended.entry.last.store(Some(Arc::new(reading)));
-            drop(ended);
+            guard.entry.last.store(Some(Arc::new(reading)));
+            drop(guard);
         });
         (since, done)
     }
@@ -186,7 +189,7 @@ impl Drop for RefreshGuard {
 }
 
 /// Reads the list within [`READ_TIMEOUT`]; keeps the pages that were read by then.
-async fn read_within(
+async fn read_with_timeout(
     route: &str,
     upstream: &dyn Upstream,
     clock: &dyn Clock,
@@ -195,18 +198,18 @@ async fn read_within(
 ) -> ToolListSnapshot {
     // Subscribed before the read, so that the next call sees a change that happened during the read.
     let changes = upstream.tool_changes(caller.principal);
-    let mut pages = ToolListPages { catalogue: None, is_final: false };
+    let mut pages = ToolListPages { param_headers: None, is_final: false };
     if timeout(READ_TIMEOUT, pages.read(route, upstream, caller, next_id)).await.is_err() {
         tracing::warn!(route, after = ?READ_TIMEOUT, "tools/list took too long; the tools on further pages are not known");
     }
-    let ToolListPages { catalogue, is_final } = pages;
+    let ToolListPages { param_headers, is_final } = pages;
     match is_final {
-        true => ToolListSnapshot { catalogue: catalogue.map(Arc::new), retry_at: None, changes },
+        true => ToolListSnapshot { param_headers: param_headers.map(Arc::new), retry_at: None, changes },
         false => {
             // The failure itself, such as a closed session, does not count as a change.
             let changes = upstream.tool_changes(caller.principal);
             ToolListSnapshot {
-                catalogue: catalogue.map(Arc::new),
+                param_headers: param_headers.map(Arc::new),
                 retry_at: Some(clock.now() + RETRY_DELAY),
                 changes,
             }
@@ -215,7 +218,7 @@ async fn read_within(
 }
 
 /// The cache key of a caller.
-fn key(caller: &Caller) -> ToolListKey {
+fn cache_key(caller: &Caller) -> ToolListKey {
     (caller.principal, caller.credentials.digest())
 }
 
@@ -228,9 +231,9 @@ impl ToolListPages {
         let (hashes, mut cursors) = (RandomState::new(), HashSet::new());
         let mut cursor: Option<Bytes> = None;
         for _ in 0..MAX_PAGES {
-            let Some(page) = page(upstream, caller, next_id(), cursor.as_ref()).await else { return };
-            let catalogue = self.catalogue.get_or_insert_default();
-            cursor = match catalogue.add_page(&page, |tool| metrics::mark_tool_listed(route, tool)) {
+            let Some(page) = request_page(upstream, caller, next_id(), cursor.as_ref()).await else { return };
+            let param_headers = self.param_headers.get_or_insert_default();
+            cursor = match param_headers.add_page(&page, |tool| metrics::mark_tool_listed(route, tool)) {
                 Ok(next) => next.map(|next| Bytes::copy_from_slice(&next)),
                 Err(error) => {
                     tracing::warn!(%error, "the server's tools/list is invalid; its tools are called without it");
@@ -262,7 +265,12 @@ impl ToolListPages {
 
 /// Requests one page of `tools/list`, at this raw cursor. Returns its raw result; `None` after a failure,
 /// which is logged.
-async fn page(upstream: &dyn Upstream, caller: &Caller, id: u64, cursor: Option<&Bytes>) -> Option<Bytes> {
+async fn request_page(
+    upstream: &dyn Upstream,
+    caller: &Caller,
+    id: u64,
+    cursor: Option<&Bytes>,
+) -> Option<Bytes> {
     let params = match cursor {
         Some(cursor) => format!(r#"{{"cursor":{}}}"#, String::from_utf8_lossy(cursor)),
         None => "{}".to_owned(),

@@ -219,7 +219,7 @@ impl AccessEntry {
     pub(in crate::front) fn complete(&mut self, account: AccessSummary) {
         let at = self.0.connection.clock().now();
         let waited = at.saturating_duration_since(self.0.since);
-        self.0.end = Some(EntryOutcome { own: waited.saturating_sub(account.upstream), account, at });
+        self.0.end = Some(EntryOutcome { own: waited.saturating_sub(account.upstream_time), account, at });
     }
 }
 
@@ -259,14 +259,19 @@ impl Drop for EntryFields {
             let at = self.connection.clock().now();
             let waited = at.saturating_duration_since(self.since);
             let upstream = if self.is_forwarded { waited } else { Duration::ZERO };
-            let account =
-                AccessSummary { outcome: RequestOutcome::Disconnected, upstream, ..AccessSummary::default() };
+            let account = AccessSummary {
+                outcome: RequestOutcome::Disconnected,
+                upstream_time: upstream,
+                ..AccessSummary::default()
+            };
             EntryOutcome { own: waited.saturating_sub(upstream), account, at }
         });
         self.connection.end(end.at);
         let tag = end.account.task.as_ref().map(|task| task.tag());
         let tool = match &self.method {
-            MessageName::Rpc(Method::ToolsCall) if self.is_forwarded && end.account.shown.is_none() => {
+            MessageName::Rpc(Method::ToolsCall)
+                if self.is_forwarded && end.account.shown_status.is_none() =>
+            {
                 self.target.as_deref()
             }
             MessageName::Http(_) | MessageName::Rpc(_) | MessageName::Post(_) => None,
@@ -296,13 +301,13 @@ impl Drop for EntryFields {
             client_era: self.client.map_or("", Era::as_str),
             task: tag.as_ref().map(|tag| tag as _),
             session,
-            shown: end.account.shown,
+            shown: end.account.shown_status,
             // Nothing was sent to a client that disconnected first; 499 is the usual status for that.
             status: self.status.map_or(499, |status| status.as_u16()),
             outcome: end.account.outcome,
             reason: end.account.reason.as_deref(),
             code: end.account.code.map(|code| code.get().into()),
-            upstream: end.account.upstream,
+            upstream: end.account.upstream_time,
             own: end.own,
             content: self.content.as_deref(),
         }

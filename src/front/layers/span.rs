@@ -127,7 +127,7 @@ pub(super) fn end(span: &mut Span, ending: &SpanSummary<'_>) {
     if let Some(task) = &account.task {
         span.set("deferral.task.id", task_tag(task.as_str()));
     }
-    if let Some(status) = account.shown {
+    if let Some(status) = account.shown_status {
         span.set("deferral.task.status", status);
     }
     if let Some(origin) = &account.origin {

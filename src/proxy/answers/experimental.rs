@@ -8,9 +8,12 @@ use crate::{
     proxy::{
         AccessSummary, BodyPiece, LegacyRequest, LegacyResponse, ResponseBody,
         call_registry::MailboxMessage,
-        legacy_http::{empty_response, refusal, refused, stream_response, success, task_end},
+        legacy_http::{
+            empty_response, refusal_response, refuse_requests, result_response, stream_response,
+            task_end_response,
+        },
         persist::STORE_RETRY_DELAY,
-        reply::lost_error,
+        reply::record_call_error,
         route_context::RouteContext,
         session::LegacyClient,
         task_watchers::TaskWatcher,
@@ -41,72 +44,78 @@ const PAGE_SIZE: usize = 50;
 /// Serves a request about tasks with this method and request id. `task` is the task id in its params.
 pub(in crate::proxy) async fn serve(
     shared: &Arc<RouteContext>,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
     client: &LegacyClient,
     method: &Method,
     id: &RequestId,
     task: Option<&str>,
 ) -> LegacyResponse {
     if *method == Method::TasksList {
-        return list(shared, passage, client, id).await;
+        return list_tasks(shared, request, client, id).await;
     }
     let owner = client.owner(&shared.route);
-    let record = match super::look_up(shared, method, task, &owner, client.principal).await {
+    let record = match super::look_up_task(shared, method, task, &owner, client.principal).await {
         Ok(record) => record,
-        Err(missing) => return not_found(id, missing),
+        Err(reason) => return task_refusal_response(id, reason),
     };
     match method {
-        Method::TasksResult => result(shared, passage, id, record).await,
-        Method::TasksCancel => cancel(shared, id, &record).await,
-        _ => show(shared, id, &record),
+        Method::TasksResult => task_result_response(shared, request, id, record).await,
+        Method::TasksCancel => cancel_task(shared, id, &record).await,
+        _ => task_response(shared, id, &record),
     }
 }
 
-/// The response that refuses a request about a task, for the reason `missing`.
-fn not_found(id: &RequestId, missing: TaskRefusal) -> LegacyResponse {
+/// The response that refuses a request about a task, for the reason `reason`.
+fn task_refusal_response(id: &RequestId, reason: TaskRefusal) -> LegacyResponse {
     // Always 200: clients in the field do not show HTTP errors to their users.
-    refusal(id, &missing.error(NOT_FOUND))
+    refusal_response(id, &reason.error(NOT_FOUND))
 }
 
 /// Responds with the status of the task: to `tasks/get`, and to a successful `tasks/cancel`.
-fn show(shared: &RouteContext, id: &RequestId, record: &Record) -> LegacyResponse {
-    let terms = shared.legacy_terms();
-    let view = experimental::task_object(record, shared.clock.timestamp(), terms);
-    success(id, &view, access_summary(record, terms))
+fn task_response(shared: &RouteContext, id: &RequestId, record: &Record) -> LegacyResponse {
+    let options = shared.legacy_view_options();
+    let view = experimental::task_object(record, shared.clock.timestamp(), options);
+    result_response(id, &view, access_summary(record, options))
 }
 
 /// The summary for the access log, which is the audit trail of retrievals: the shown status, and the span of
 /// the task's call.
-fn access_summary(record: &Record, terms: experimental::ViewOptions) -> AccessSummary {
-    let shown = Some(experimental::task_status(record, terms.tool_errors));
-    AccessSummary { shown, origin: record.trace.clone(), ..AccessSummary::default() }
+fn access_summary(record: &Record, options: experimental::ViewOptions) -> AccessSummary {
+    let shown = Some(experimental::task_status(record, options.tool_errors));
+    AccessSummary { shown_status: shown, origin: record.trace.clone(), ..AccessSummary::default() }
 }
 
 /// Responds to `tasks/cancel` once the cancellation is stored. A task that has ended cannot be cancelled.
-async fn cancel(shared: &RouteContext, id: &RequestId, record: &Record) -> LegacyResponse {
-    let now = match super::cancel(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await
+async fn cancel_task(shared: &RouteContext, id: &RequestId, record: &Record) -> LegacyResponse {
+    let current = match super::cancel_task(
+        &shared.ledger,
+        &shared.call_registry,
+        &record.id,
+        Canceller::Client,
+    )
+    .await
     {
-        Ok(Some(cancelled)) => return show(shared, id, &cancelled),
+        Ok(Some(cancelled)) => return task_response(shared, id, &cancelled),
         Ok(None) => shared.ledger.load(&record.id).await,
         Err(error) => Err(error),
     };
-    let status = match now {
-        Ok(Some(ended)) => experimental::task_status(&ended, shared.legacy_terms().tool_errors),
-        Ok(None) => return not_found(id, TaskRefusal::Unknown),
-        Err(error) => return not_found(id, error.into()),
+    let status = match current {
+        Ok(Some(ended)) => experimental::task_status(&ended, shared.legacy_view_options().tool_errors),
+        Ok(None) => return task_refusal_response(id, TaskRefusal::Unknown),
+        Err(error) => return task_refusal_response(id, error.into()),
     };
     let message = format!("Cannot cancel task: already in terminal status '{status}'");
-    refusal(id, &ErrorObject::new(code::INVALID_PARAMS, message))
+    refusal_response(id, &ErrorObject::new(code::INVALID_PARAMS, message))
 }
 
 /// Responds to `tasks/list` with one page of the client's tasks.
-async fn list(
+async fn list_tasks(
     shared: &RouteContext,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
     client: &LegacyClient,
     id: &RequestId,
 ) -> LegacyResponse {
-    let refuse = |code, message: &str| refusal(id, &ErrorObject::new(code, message));
+    let refuse = |code, message: &str| refusal_response(id, &ErrorObject::new(code, message));
     if !client.is_identifiable() {
         // The response to `initialize` did not declare `tasks/list` either.
         return refuse(
@@ -114,24 +123,24 @@ async fn list(
             "tasks/list is not served: the client has neither credentials nor a session that distinguishes it",
         );
     }
-    let Ok(after) = decode_cursor(passage.params()) else {
+    let Ok(after) = decode_cursor(request.params()) else {
         return refuse(code::INVALID_PARAMS, "the cursor is not valid");
     };
-    if let Err(limited) = super::check_poll_limit(shared, client.principal) {
-        return not_found(id, limited);
+    if let Err(reason) = super::check_poll_limit(shared, client.principal) {
+        return task_refusal_response(id, reason);
     }
     let owner = client.owner(&shared.route);
-    let (records, more) = match shared.ledger.page(&owner, after.as_ref(), PAGE_SIZE).await {
+    let (records, has_more) = match shared.ledger.page(&owner, after.as_ref(), PAGE_SIZE).await {
         Ok(page) => page,
-        Err(error) => return not_found(id, error.into()),
+        Err(error) => return task_refusal_response(id, error.into()),
     };
-    let next = records.last().filter(|_| more).map(|last| encode_cursor(&ListCursor::of(last)));
+    let next = records.last().filter(|_| has_more).map(|last| encode_cursor(&ListCursor::of(last)));
     let now = shared.clock.timestamp();
     // Expired tasks cannot be fetched, and a client with tickets does not know tasks.
     let is_shown = |record: &&Arc<Record>| !record.is_expired(now) && record.view != TaskView::Ticket;
-    let living = records.iter().filter(is_shown).map(|record| &**record);
-    let view = experimental::task_list(living, next.as_deref(), now, shared.legacy_terms());
-    success(id, &view, AccessSummary::default())
+    let visible = records.iter().filter(is_shown).map(|record| &**record);
+    let view = experimental::task_list(visible, next.as_deref(), now, shared.legacy_view_options());
+    result_response(id, &view, AccessSummary::default())
 }
 
 /// Decodes the `cursor` of `tasks/list`: the position of the last task on the previous page. `None` without a
@@ -150,51 +159,55 @@ fn decode_cursor(params: Option<&Payload>) -> Result<Option<ListCursor>, ()> {
 }
 
 /// Encodes the position of the last task on a page as an opaque cursor.
-fn encode_cursor(place: &ListCursor) -> String {
-    BASE64_URL_SAFE_NO_PAD.encode(format!("{} {}", place.created.as_millis(), place.id.as_str()))
+fn encode_cursor(position: &ListCursor) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(format!("{} {}", position.created.as_millis(), position.id.as_str()))
 }
 
 /// Responds to `tasks/result`: at once if the task has ended, otherwise on an event stream once it ends
 /// (2025-11-25, *Tasks, Result Retrieval*).
-async fn result(
+async fn task_result_response(
     shared: &Arc<RouteContext>,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
     id: &RequestId,
     record: Arc<Record>,
 ) -> LegacyResponse {
     // Watch first, then load the record: no change is missed in between.
-    let Some(changes) = shared.ledger.watchers.wait_for(&record.id, None) else {
-        return not_found(id, TaskRefusal::Busy);
+    let Some(changes) = shared.ledger.watchers.watch_result(&record.id, None) else {
+        return task_refusal_response(id, TaskRefusal::Busy);
     };
     let record = match shared.ledger.load(&record.id).await {
         Ok(found) => found.unwrap_or(record),
-        Err(error) => return not_found(id, error.into()),
+        Err(error) => return task_refusal_response(id, error.into()),
     };
-    if let Some((body, account)) = outcome(shared, id, &record) {
-        return task_end(body, account, Some(shared.ledger.delivery(&record.id)));
+    if let Some((body, summary)) = ended_task_response(shared, id, &record) {
+        return task_end_response(body, summary, Some(shared.ledger.delivery_commit(&record.id)));
     }
-    let Ok(receiver) = super::attach(shared, &record.id, None) else {
-        return not_found(id, TaskRefusal::Busy);
+    let Ok(receiver) = super::attach_waiter(shared, &record.id, None) else {
+        return task_refusal_response(id, TaskRefusal::Busy);
     };
-    let waiting = TaskResultStream {
+    let result_stream = TaskResultStream {
         shared: Arc::clone(shared),
         id: id.clone(),
         task: record.id.clone(),
         changes,
         messages: receiver,
-        keep_alive: passage.keep_alive,
+        keep_alive: request.keep_alive,
         store_retry_at: None,
-        is_over: false,
+        is_ended: false,
     };
-    let pieces = stream::unfold(waiting, async |mut waiting| {
-        let piece = waiting.next().await?;
-        Some((piece, waiting))
+    let pieces = stream::unfold(result_stream, async |mut result_stream| {
+        let piece = result_stream.next().await?;
+        Some((piece, result_stream))
     });
-    stream_response(ResponseBody::Pieces(pieces.boxed()))
+    stream_response(ResponseBody::Stream(pieces.boxed()))
 }
 
 /// The response body to `tasks/result` with its access-log summary; `None` if the task has not ended.
-fn outcome(shared: &RouteContext, id: &RequestId, record: &Record) -> Option<(Bytes, AccessSummary)> {
+fn ended_task_response(
+    shared: &RouteContext,
+    id: &RequestId,
+    record: &Record,
+) -> Option<(Bytes, AccessSummary)> {
     let refusal = |error: &ErrorObject| legacy::error_responses(std::slice::from_ref(id), error);
     let (body, outcome) = match experimental::task_outcome(record)? {
         experimental::TaskOutcome::Result(result) => {
@@ -208,7 +221,7 @@ fn outcome(shared: &RouteContext, id: &RequestId, record: &Record) -> Option<(By
             (refusal(&error), RequestOutcome::Refused)
         }
     };
-    Some((body, AccessSummary { outcome, ..access_summary(record, shared.legacy_terms()) }))
+    Some((body, AccessSummary { outcome, ..access_summary(record, shared.legacy_view_options()) }))
 }
 
 /// The event stream of a client that waits for a result.
@@ -222,7 +235,7 @@ struct TaskResultStream {
     keep_alive: Duration,
     /// When to retry the store after a failure.
     store_retry_at: Option<Instant>,
-    is_over: bool,
+    is_ended: bool,
 }
 
 // === impl TaskResultStream ===
@@ -230,31 +243,31 @@ struct TaskResultStream {
 impl TaskResultStream {
     /// Waits for the next piece of the stream; `None` after the last one.
     async fn next(&mut self) -> Option<BodyPiece> {
-        if self.is_over {
+        if self.is_ended {
             return None;
         }
         // Not restarted by each change: the task may change often without a message for the client.
-        let silent = self.shared.clock.now() + self.keep_alive;
+        let comment_at = self.shared.clock.now() + self.keep_alive;
         loop {
             tokio::select! {
                 // Messages that precede the end are sent before it.
                 biased;
                 event = or_pending(self.messages.as_mut().map(mpsc::Receiver::recv)) => match event {
-                    Some(bytes) => return Some(BodyPiece::of(bytes)),
+                    Some(bytes) => return Some(BodyPiece::from_bytes(bytes)),
                     None => self.messages = None,
                 },
-                () = either(self.changes.changed(), wait_until(self.store_retry_at)) => {
+                () = first_of(self.changes.changed(), wait_until(self.store_retry_at)) => {
                     if let Some(piece) = self.read_result().await {
                         return Some(piece);
                     }
                 }
                 () = self.shared.overdue.stopped() => {
-                    let error = lost_error(&CallError::Closing);
+                    let error = record_call_error(&CallError::Closing);
                     let body = legacy::error_responses(std::slice::from_ref(&self.id), &error);
-                    return Some(self.last(&body, AccessSummary::of(RequestOutcome::ProxyFailed)));
+                    return Some(self.last_piece(&body, AccessSummary::new(RequestOutcome::ProxyFailed)));
                 }
-                () = sleep_until(silent.into()) => {
-                    return Some(BodyPiece::of(sse::KEEP_ALIVE));
+                () = sleep_until(comment_at.into()) => {
+                    return Some(BodyPiece::from_bytes(sse::KEEP_ALIVE));
                 }
             }
         }
@@ -270,38 +283,38 @@ impl TaskResultStream {
         let Some(record) = found else {
             let error = ErrorObject::new(code::INVALID_PARAMS, "Failed to retrieve task: Task has expired");
             let body = legacy::error_responses(std::slice::from_ref(&self.id), &error);
-            return Some(self.last(&body, AccessSummary::of(RequestOutcome::Refused)));
+            return Some(self.last_piece(&body, AccessSummary::new(RequestOutcome::Refused)));
         };
-        let Some((body, account)) = outcome(&self.shared, &self.id, &record) else {
+        let Some((body, summary)) = ended_task_response(&self.shared, &self.id, &record) else {
             if self.messages.is_none() {
                 // The call may have been resumed since.
-                self.messages = super::attach(&self.shared, &self.task, None).ok().flatten();
+                self.messages = super::attach_waiter(&self.shared, &self.task, None).ok().flatten();
             }
             return None;
         };
         // Messages that preceded the end may still be buffered.
-        let mut words = Vec::new();
+        let mut buffered = Vec::new();
         while let Some(Ok(event)) = self.messages.as_mut().map(mpsc::Receiver::try_recv) {
-            words.extend_from_slice(&event);
+            buffered.extend_from_slice(&event);
         }
-        let mut last = self.last(&body, account);
-        last.commit = Some(self.shared.ledger.delivery(&record.id));
-        if !words.is_empty() {
-            words.extend_from_slice(&last.bytes);
-            last.bytes = words.into();
+        let mut last = self.last_piece(&body, summary);
+        last.commit = Some(self.shared.ledger.delivery_commit(&record.id));
+        if !buffered.is_empty() {
+            buffered.extend_from_slice(&last.bytes);
+            last.bytes = buffered.into();
         }
         Some(last)
     }
 
     /// The last piece of the stream, with this response.
-    fn last(&mut self, body: &[u8], account: AccessSummary) -> BodyPiece {
-        self.is_over = true;
-        BodyPiece::last(sse::message(body), account)
+    fn last_piece(&mut self, body: &[u8], summary: AccessSummary) -> BodyPiece {
+        self.is_ended = true;
+        BodyPiece::last(sse::message(body), summary)
     }
 }
 
 /// Resolves when the first of the two futures does.
-async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = ()>) {
+async fn first_of<T>(one: impl Future<Output = T>, other: impl Future<Output = ()>) {
     tokio::select! {
         _ = one => {}
         () = other => {}
@@ -312,51 +325,51 @@ async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = ()>
 /// accepted (202) and has no effect.
 pub(in crate::proxy) async fn receive_response(
     shared: &RouteContext,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
     client: &LegacyClient,
     task: &TaskId,
     key: String,
 ) -> LegacyResponse {
-    let taken = || empty_response(StatusCode::ACCEPTED);
-    let Some(frame) = &passage.message else { return taken() };
+    let accepted = || empty_response(StatusCode::ACCEPTED);
+    let Some(frame) = &request.message else { return accepted() };
     // Copied, because slices would keep the whole request in memory.
     let (id, outcome) = match frame.kind() {
         Kind::Success { id, result } => (Some(id), Ok(Bytes::copy_from_slice(result))),
         Kind::Failure { id, error } => (id.as_ref(), Err(Bytes::copy_from_slice(error))),
-        Kind::Request { .. } | Kind::Notification { .. } => return taken(),
+        Kind::Request { .. } | Kind::Notification { .. } => return accepted(),
     };
     // Not counted as a poll: the limit would lose a response that the client sends only once.
     let Ok(record) = shared.ledger.load(task).await else {
-        return response_refused(TaskRefusal::StoreFailed);
+        return response_refusal(TaskRefusal::StoreFailed);
     };
     let owner = client.owner(&shared.route);
     if record.as_ref().is_none_or(|record| !owner.can_access(record)) {
         let reason = if record.is_some() { "foreign" } else { "unknown" };
         return match super::record_miss(shared, "response", client.principal, reason) {
-            refusal @ TaskRefusal::TooMany(_) => response_refused(refusal),
-            _ => taken(),
+            refusal @ TaskRefusal::TooMany(_) => response_refusal(refusal),
+            _ => accepted(),
         };
     }
-    let answers = BTreeMap::from([(key.clone(), outcome.clone())]);
+    let responses = BTreeMap::from([(key.clone(), outcome.clone())]);
     // The input request may have been relayed with the server's own id before the call became a task.
     let relayed = client.session.zip(id.cloned());
-    let lasting = Arc::clone(&shared.state);
-    let answered = super::deliver_responses(shared, task, answers, move |_, room| {
+    let state = Arc::clone(&shared.state);
+    let delivery = super::deliver_responses(shared, task, responses, move |_, permit| {
         if let Some((session, id)) = relayed {
-            lasting.sessions.input_requests.remove(session, &id);
+            state.sessions.input_requests.remove(session, &id);
         }
         // Sent in any case: an input request that is not in the record may still be open in the call.
-        room.send(MailboxMessage::RawResponse(key, outcome));
+        permit.send(MailboxMessage::RawResponse(key, outcome));
     });
-    match answered.await {
-        Ok(()) => taken(),
-        Err(refusal) => response_refused(refusal),
+    match delivery.await {
+        Ok(()) => accepted(),
+        Err(refusal) => response_refusal(refusal),
     }
 }
 
 /// The refusal of a client's response, whose input request stays open so that the client can send the
 /// response again (2025-11-25, *Sending Messages to the Server*).
-fn response_refused(refusal: TaskRefusal) -> LegacyResponse {
+fn response_refusal(refusal: TaskRefusal) -> LegacyResponse {
     let error = refusal.error(NOT_FOUND);
     let (status, outcome) = match refusal {
         TaskRefusal::TooMany(_) => (StatusCode::TOO_MANY_REQUESTS, RequestOutcome::Refused),
@@ -364,7 +377,7 @@ fn response_refused(refusal: TaskRefusal) -> LegacyResponse {
             (StatusCode::SERVICE_UNAVAILABLE, RequestOutcome::ProxyFailed)
         }
     };
-    refused(status, &[], &error, AccessSummary::failed(outcome, &error))
+    refuse_requests(status, &[], &error, AccessSummary::failed(outcome, &error))
 }
 
 #[cfg(test)]

@@ -25,45 +25,45 @@ const NOT_FOUND: &str = "Task not found";
 pub(in crate::proxy) async fn serve(shared: &RouteContext, call: &Call, caller: &Caller) -> CallReply {
     // The declaration is checked before the task id (tasks extension, *Protocol Errors*).
     if !caller.capabilities.declares_tasks() {
-        return reply::tasks_required(call);
+        return reply::tasks_required_refusal(call);
     }
     let (owner, id) = (shared.task_owner(caller), call.target.as_deref());
-    let record = match super::look_up(shared, &call.method, id, &owner, caller.principal).await {
+    let record = match super::look_up_task(shared, &call.method, id, &owner, caller.principal).await {
         Ok(record) => record,
-        Err(missing) => return refused(call, missing),
+        Err(refusal) => return refusal_reply(call, refusal),
     };
     let mut reply = match call.method {
-        Method::TasksUpdate => update(shared, call, &record).await,
-        Method::TasksCancel => cancel(shared, call, &record).await,
-        _ => show(shared, call, &record),
+        Method::TasksUpdate => update_task(shared, call, &record).await,
+        Method::TasksCancel => cancel_task(shared, call, &record).await,
+        _ => task_reply(shared, call, &record),
     };
-    reply.account.origin = record.trace.clone();
+    reply.summary.origin = record.trace.clone();
     reply
 }
 
-/// The reply that refuses a request about a task, for the reason `missing`.
-pub(in crate::proxy) fn refused(call: &Call, missing: TaskRefusal) -> CallReply {
-    let error = missing.error(NOT_FOUND);
-    match missing {
+/// The reply that refuses a request about a task, for the reason `refusal`.
+pub(in crate::proxy) fn refusal_reply(call: &Call, refusal: TaskRefusal) -> CallReply {
+    let error = refusal.error(NOT_FOUND);
+    match refusal {
         TaskRefusal::TooMany(_) => reply::refuse(call, StatusCode::TOO_MANY_REQUESTS, &error),
         TaskRefusal::Unknown | TaskRefusal::Busy => reply::refuse(call, StatusCode::OK, &error),
         TaskRefusal::StoreFull(_) => {
-            let account = AccessSummary::failed(RequestOutcome::ProxyFailed, &error);
-            CallReply { account, ..reply::refuse(call, StatusCode::OK, &error) }
+            let summary = AccessSummary::failed(RequestOutcome::ProxyFailed, &error);
+            CallReply { summary, ..reply::refuse(call, StatusCode::OK, &error) }
         }
-        TaskRefusal::StoreFailed => reply::store_failed(call),
+        TaskRefusal::StoreFailed => reply::store_failed_reply(call),
     }
 }
 
 /// Responds to `tasks/get` (tasks extension, *Task Polling*).
-fn show(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
-    let about = server_info_meta(&shared.server_info_of(record));
-    let (now, bounds) = (shared.clock.timestamp(), shared.ledger.quotas().poll_interval);
-    let view = view::extension::get_task_result(record, now, bounds, Some(&about));
-    let mut reply = reply::success(call, &to_single_line(view.into()));
+fn task_reply(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
+    let server_meta = server_info_meta(&shared.task_server_info(record));
+    let (now, poll_interval) = (shared.clock.timestamp(), shared.ledger.quotas().poll_interval);
+    let view = view::extension::get_task_result(record, now, poll_interval, Some(&server_meta));
+    let mut reply = reply::result_reply(call, &to_single_line(view.into()));
     reply.commit = shared.ledger.record_shown(record);
     // The access log is the audit trail of retrievals.
-    reply.account.shown = Some(record.state.status());
+    reply.summary.shown_status = Some(record.state.status());
     reply
 }
 
@@ -71,7 +71,7 @@ fn show(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
 /// responses to unknown or closed input requests are ignored. An invalid input response leaves its input
 /// request open, and the error names the key; the valid input responses of the same update are still
 /// forwarded to the server.
-async fn update(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
+async fn update_task(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
     match receive_responses(shared, call, record).await {
         Ok(()) => acknowledgement(shared, call, record),
         Err(refusal) => *refusal,
@@ -88,42 +88,42 @@ pub(in crate::proxy) async fn receive_responses(
     record: &Record,
 ) -> Result<(), Box<CallReply>> {
     let refuse = |error: &ErrorObject| Box::new(reply::refuse(call, StatusCode::OK, error));
-    let CheckedResponses { answers, invalid: unfit } =
+    let CheckedResponses { responses, invalid } =
         check_responses(call, record).map_err(|error| refuse(&error))?;
-    let answers = answers.into_iter().map(|(key, answer)| (key, Ok(answer))).collect();
-    let answered = super::deliver_responses(shared, &record.id, answers, |answered, room| {
-        let answered: Vec<_> =
-            answered.into_iter().filter_map(|(key, response)| Some((key, response.ok()?))).collect();
-        if !answered.is_empty() {
-            room.send(MailboxMessage::Responses(answered));
+    let responses = responses.into_iter().map(|(key, answer)| (key, Ok(answer))).collect();
+    let delivery = super::deliver_responses(shared, &record.id, responses, |delivered, permit| {
+        let accepted: Vec<_> =
+            delivered.into_iter().filter_map(|(key, response)| Some((key, response.ok()?))).collect();
+        if !accepted.is_empty() {
+            permit.send(MailboxMessage::Responses(accepted));
         }
     });
     // Responses that are not stored are not acknowledged: the client sends them again.
-    answered.await.map_err(|refusal| Box::new(refused(call, refusal)))?;
-    unfit.map_or(Ok(()), |error| Err(refuse(&error)))
+    delivery.await.map_err(|refusal| Box::new(refusal_reply(call, refusal)))?;
+    invalid.map_or(Ok(()), |error| Err(refuse(&error)))
 }
 
 /// Responds to `tasks/cancel` (tasks extension, *Task Cancellation*) with an acknowledgement, also if the
 /// task has ended. The server is notified if the task has not ended.
-async fn cancel(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
-    match super::cancel(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await {
+async fn cancel_task(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
+    match super::cancel_task(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await {
         Ok(_) => acknowledgement(shared, call, record),
-        Err(error) => refused(call, error.into()),
+        Err(error) => refusal_reply(call, error.into()),
     }
 }
 
 /// The empty result that acknowledges a request about this task.
 fn acknowledgement(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
-    let about = server_info_meta(&shared.server_info_of(record));
-    let result = [br#"{"resultType":"complete","_meta":"#, &*about, b"}"].concat();
-    reply::success(call, &to_single_line(result.into()))
+    let server_meta = server_info_meta(&shared.task_server_info(record));
+    let result = [br#"{"resultType":"complete","_meta":"#, &*server_meta, b"}"].concat();
+    reply::result_reply(call, &to_single_line(result.into()))
 }
 
 /// The checked input responses of a `tasks/update`.
 #[derive(Default)]
 struct CheckedResponses {
     /// The valid responses by key, in the form for the server; without those to unknown input requests.
-    answers: BTreeMap<String, Bytes>,
+    responses: BTreeMap<String, Bytes>,
     /// The error that names the invalid responses; `None` if there are none.
     invalid: Option<ErrorObject>,
 }
@@ -133,30 +133,30 @@ struct CheckedResponses {
 /// # Errors
 /// `-32602` if they cannot be read: then none is accepted.
 fn check_responses(call: &Call, record: &Record) -> Result<CheckedResponses, ErrorObject> {
-    let wrong = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
-    let answers = InputResponses::read(call.params.as_ref())
-        .map_err(|error| wrong(error.to_string()))?
-        .ok_or_else(|| wrong("params.inputResponses is required".into()))?;
+    let invalid_params = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
+    let responses = InputResponses::read(call.params.as_ref())
+        .map_err(|error| invalid_params(error.to_string()))?
+        .ok_or_else(|| invalid_params("params.inputResponses is required".into()))?;
     let TaskState::InputRequired { outstanding } = &record.state else {
         return Ok(CheckedResponses::default());
     };
     let mut checked = CheckedResponses::default();
-    let mut unfit = Vec::new();
-    for (key, answer) in answers.iter() {
-        let Some(question) = outstanding.get(key).and_then(|raw| InputRequest::from_raw(raw.clone())) else {
+    let mut invalid = Vec::new();
+    for (key, answer) in responses.iter() {
+        let Some(request) = outstanding.get(key).and_then(|raw| InputRequest::from_raw(raw.clone())) else {
             continue;
         };
-        match elicit::check_input_response(&question, answer) {
+        match elicit::check_input_response(&request, answer) {
             // Copied, because a slice would keep the whole request in memory.
             Ok(answer) => {
-                checked.answers.insert(key.to_owned(), Bytes::copy_from_slice(&answer));
+                checked.responses.insert(key.to_owned(), Bytes::copy_from_slice(&answer));
             }
-            Err(error) => unfit.push(format!("the response under `{key}` is invalid: {error}")),
+            Err(error) => invalid.push(format!("the response under `{key}` is invalid: {error}")),
         }
     }
-    if !unfit.is_empty() {
-        let rest = if checked.answers.is_empty() { "" } else { "; the other responses were accepted" };
-        checked.invalid = Some(wrong(format!("{}{rest}", unfit.join("; "))));
+    if !invalid.is_empty() {
+        let note = if checked.responses.is_empty() { "" } else { "; the other responses were accepted" };
+        checked.invalid = Some(invalid_params(format!("{}{note}", invalid.join("; "))));
     }
     Ok(checked)
 }

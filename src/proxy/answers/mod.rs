@@ -14,7 +14,7 @@ use super::{
     call_registry::{CancelTarget, LocalRequest, MailboxFull, MailboxPermit},
     reply,
     route_context::RouteContext,
-    task_watchers::Askable,
+    task_watchers::InputFilter,
 };
 use crate::{
     dialect::Principal,
@@ -28,7 +28,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use tokio::sync::mpsc;
 
 /// The configuration key of the limit on task requests.
-pub(super) const POLLS_PER_SECOND: &str = "limits.polls_per_second";
+pub(super) const POLLS_LIMIT_KEY: &str = "limits.polls_per_second";
 
 /// Messages of a call that are buffered for a client that waits for the result.
 const MESSAGE_BUFFER: usize = 64;
@@ -53,7 +53,7 @@ pub(super) enum TaskRefusal {
 /// # Errors
 /// [`TaskRefusal`]: the same for a missing task and for a task of another owner, so that ids cannot be
 /// probed.
-pub(super) async fn look_up(
+pub(super) async fn look_up_task(
     shared: &RouteContext,
     method: &Method,
     id: Option<&str>,
@@ -72,7 +72,7 @@ pub(super) async fn look_up(
             "of another view"
         }
         Some(record) if record.is_expired(shared.clock.timestamp()) => "expired",
-        Some(record) => return Ok(shared.ledger.with_store_status(record)),
+        Some(record) => return Ok(shared.ledger.with_unstored_message(record)),
         None => "unknown",
     };
     Err(record_miss(shared, method.as_str(), principal, reason))
@@ -82,7 +82,7 @@ pub(super) async fn look_up(
 /// Returns the refusal.
 fn record_miss(shared: &RouteContext, method: &str, principal: Principal, reason: &str) -> TaskRefusal {
     TaskLookupFailed { method, principal: &principal, reason }.emit();
-    match shared.ledger.limits.load().try_miss(principal) {
+    match shared.ledger.principal_limits.load().try_miss(principal) {
         true => TaskRefusal::Unknown,
         false => TaskRefusal::TooMany("limits.misses_per_minute"),
     }
@@ -93,9 +93,9 @@ fn record_miss(shared: &RouteContext, method: &str, principal: Principal, reason
 /// # Errors
 /// [`TaskRefusal::TooMany`] if the principal has reached the limit on polls.
 fn check_poll_limit(shared: &RouteContext, principal: Principal) -> Result<(), TaskRefusal> {
-    match shared.ledger.limits.load().try_poll(principal) {
+    match shared.ledger.principal_limits.load().try_poll(principal) {
         true => Ok(()),
-        false => Err(TaskRefusal::TooMany(POLLS_PER_SECOND)),
+        false => Err(TaskRefusal::TooMany(POLLS_LIMIT_KEY)),
     }
 }
 
@@ -105,13 +105,13 @@ fn check_poll_limit(shared: &RouteContext, principal: Principal) -> Result<(), T
 ///
 /// # Errors
 /// [`MailboxFull`].
-fn attach(
+fn attach_waiter(
     shared: &RouteContext,
     id: &TaskId,
-    askable: Option<Askable>,
+    input_filter: Option<InputFilter>,
 ) -> Result<Option<mpsc::Receiver<Bytes>>, MailboxFull> {
-    let (tell, told) = mpsc::channel(MESSAGE_BUFFER);
-    Ok(shared.call_registry.attach(id, LocalRequest::ResultWaiter(tell, askable))?.then_some(told))
+    let (sender, receiver) = mpsc::channel(MESSAGE_BUFFER);
+    Ok(shared.call_registry.attach(id, LocalRequest::ResultWaiter(sender, input_filter))?.then_some(receiver))
 }
 
 /// Cancels a task and its call; `by` says who requested this. Returns the changed record; `None` if the task
@@ -120,23 +120,24 @@ fn attach(
 /// # Errors
 /// [`StoreError`]: a cancellation that is not stored is not acknowledged, and the server is not notified. The
 /// client cancels again.
-pub(super) async fn cancel(
+pub(super) async fn cancel_task(
     ledger: &Arc<TaskLedger>,
-    switchboard: &Arc<CallRegistry>,
+    call_registry: &Arc<CallRegistry>,
     id: &TaskId,
     by: Canceller,
 ) -> Result<Option<Arc<Record>>, StoreError> {
-    let (kept, switchboard, id) = (Arc::clone(ledger), Arc::clone(switchboard), id.clone());
-    let cancelled = async move {
-        let updated = kept.change(&id, &TaskEvent::Cancelled { canceller: by }).await.inspect_err(|error| {
-            if let StoreError::Full(limit) = error {
-                kept.log_quota_full(&id, limit);
-            }
-        });
+    let (task_ledger, call_registry, id) = (Arc::clone(ledger), Arc::clone(call_registry), id.clone());
+    let cancellation = async move {
+        let updated =
+            task_ledger.change(&id, &TaskEvent::Cancelled { canceller: by }).await.inspect_err(|error| {
+                if let StoreError::Full(limit) = error {
+                    task_ledger.log_quota_full(&id, limit);
+                }
+            });
         let UpdateOutcome::Applied { after, effects, .. } = updated? else { return Ok(None) };
         if effects.contains(&TaskEffect::CancelUpstream) {
             // The registry does not have the call only if the call has just ended.
-            switchboard.cancel(&id, CancelTarget::Task);
+            call_registry.cancel(&id, CancelTarget::Task);
         }
         if by == Canceller::Operator {
             let (owner, principal) = (&after.owner, Principal::from_bytes(after.owner.principal));
@@ -150,7 +151,7 @@ pub(super) async fn cancel(
         }
         Ok(Some(after))
     };
-    ledger.run_to_end(cancelled).await
+    ledger.run_to_end(cancellation).await
 }
 
 /// Stores responses to input requests of a task by key, and then runs `deliver` with those responses whose
@@ -164,17 +165,17 @@ pub(super) async fn cancel(
 async fn deliver_responses(
     shared: &RouteContext,
     id: &TaskId,
-    answers: BTreeMap<String, InputAnswer>,
+    responses: BTreeMap<String, InputAnswer>,
     deliver: impl FnOnce(Vec<(String, InputAnswer)>, MailboxPermit) + Send + 'static,
 ) -> Result<(), TaskRefusal> {
     // Reserved before the responses are stored, so that stored responses can be delivered.
-    let room = shared.call_registry.reserve(id).map_err(|_| TaskRefusal::Busy)?;
+    let permit = shared.call_registry.reserve(id).map_err(|_| TaskRefusal::Busy)?;
     let (ledger, id) = (Arc::clone(&shared.ledger), id.clone());
-    let answered = async move {
-        let event = |are_kept| TaskEvent::InputAnswered { answers: answers.clone(), are_stored: are_kept };
-        let are_kept = ledger.outlives();
-        let mut updated = ledger.change(&id, &event(are_kept)).await;
-        if are_kept && matches!(updated, Err(StoreError::Full(_))) && room.is_read() {
+    let delivery = async move {
+        let event = |are_stored| TaskEvent::InputAnswered { answers: responses.clone(), are_stored };
+        let are_stored = ledger.is_durable();
+        let mut updated = ledger.change(&id, &event(are_stored)).await;
+        if are_stored && matches!(updated, Err(StoreError::Full(_))) && permit.has_reader() {
             updated = ledger.change(&id, &event(false)).await;
         }
         if let Err(StoreError::Full(limit)) = &updated {
@@ -188,20 +189,20 @@ async fn deliver_responses(
             TaskEffect::AnswerUpstream { key, response } => Some((key, response)),
             TaskEffect::CancelUpstream | TaskEffect::Announce => None,
         });
-        deliver(outstanding.collect(), room);
+        deliver(outstanding.collect(), permit);
         Ok(())
     };
-    Ok(shared.ledger.run_to_end(answered).await?)
+    Ok(shared.ledger.run_to_end(delivery).await?)
 }
 
 // === impl TaskRefusal ===
 
 impl TaskRefusal {
-    /// The JSON-RPC error for the caller; `unknown` is the error text for a missing task.
-    pub(super) fn error(self, unknown: &str) -> ErrorObject {
+    /// The JSON-RPC error for the caller; `missing_text` is the error text for a missing task.
+    pub(super) fn error(self, missing_text: &str) -> ErrorObject {
         match self {
-            Self::TooMany(limit) => reply::too_many(limit),
-            Self::Unknown => ErrorObject::new(code::INVALID_PARAMS, unknown),
+            Self::TooMany(limit) => reply::rate_limit_error(limit),
+            Self::Unknown => ErrorObject::new(code::INVALID_PARAMS, missing_text),
             Self::Busy => ErrorObject::new(
                 code::BUSY,
                 "too many requests wait for the call of this task; try again once they are answered",

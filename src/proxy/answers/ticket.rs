@@ -13,7 +13,7 @@ use crate::{
         call_registry::{MailboxFull, MailboxMessage},
         persist::STORE_RETRY_DELAY,
         route_context::RouteContext,
-        task_watchers::{Askable, TaskWatcher},
+        task_watchers::{InputFilter, TaskWatcher},
         tickets::{self, TicketOptions},
     },
     runtime::{or_pending, wait_until},
@@ -50,30 +50,30 @@ pub(in crate::proxy) struct TicketCaller<'a> {
     /// Whether the caller can receive messages of the deferred call while it waits.
     pub(in crate::proxy) accepts_messages: bool,
     /// The input requests that the caller can receive.
-    pub(in crate::proxy) askable: Askable,
+    pub(in crate::proxy) input_filter: InputFilter,
 }
 
 /// A client's wait for the result of its deferred call, by a call of the result tool.
 pub(in crate::proxy) struct ResultWatch {
     shared: Arc<RouteContext>,
     /// The options for a new ticket, if the wait ends without a result.
-    pub(in crate::proxy) ticketing: TicketOptions,
+    pub(in crate::proxy) ticket_options: TicketOptions,
     task: TaskId,
     changes: TaskWatcher,
     /// Whether the client can receive messages of the deferred call while it waits.
-    hears: bool,
+    accepts_messages: bool,
     /// The input requests that the client can receive.
-    askable: Askable,
+    input_filter: InputFilter,
     /// Messages of the deferred call (SSE events); `None` while the call does not run in this process.
     messages: Option<mpsc::Receiver<Bytes>>,
     /// When the wait ends.
-    until: Instant,
+    deadline: Instant,
     /// The last progress message that was sent.
     last_progress: Option<String>,
     /// When to load the record again, after a failure of the store or at once.
     store_retry_at: Option<Instant>,
     /// The record as last loaded.
-    last: Arc<Record>,
+    record: Arc<Record>,
 }
 
 /// The next event while a client waits for the result of a deferred call.
@@ -97,72 +97,77 @@ pub(in crate::proxy) enum WatchEvent {
 /// Serves a call of a ticket tool with these params.
 pub(in crate::proxy) async fn call_ticket_tool(
     shared: &Arc<RouteContext>,
-    holder: TicketCaller<'_>,
-    wanted: TicketAction,
+    caller: TicketCaller<'_>,
+    action: TicketAction,
     params: Option<&Payload>,
 ) -> TicketToolAnswer {
-    let names = holder.names;
+    let names = caller.names;
     let Some(ticket) = tool::ticket_argument(params) else {
-        let name = match wanted {
+        let name = match action {
             TicketAction::Result => &names.result,
             TicketAction::Cancel => &names.cancel,
         };
         return TicketToolAnswer::Result(
             ticket::missing_ticket_result(name),
-            AccessSummary::of(RequestOutcome::Refused),
+            AccessSummary::new(RequestOutcome::Refused),
         );
     };
     // The look-up is made for an invalid ticket as well, so that it counts as a miss.
-    let task = tickets::task_of(shared, &ticket);
-    let named = task.as_ref().map(TaskId::as_str);
-    let found = super::look_up(shared, &Method::ToolsCall, named, &holder.owner, holder.principal).await;
+    let task = tickets::task_of_ticket(shared, &ticket);
+    let task_id = task.as_ref().map(TaskId::as_str);
+    let found =
+        super::look_up_task(shared, &Method::ToolsCall, task_id, &caller.owner, caller.principal).await;
     let record = match found {
         Ok(record) => record,
-        Err(why) => return refused(why),
+        Err(refusal) => return refusal_answer(refusal),
     };
-    match wanted {
-        TicketAction::Cancel => cancel(shared, &record, names).await,
-        TicketAction::Result => match ResultWatch::begin(shared, &holder, record) {
+    match action {
+        TicketAction::Cancel => cancel_task(shared, &record, names).await,
+        TicketAction::Result => match ResultWatch::begin(shared, &caller, record) {
             Some(watch) => TicketToolAnswer::Pending(Box::new(watch)),
-            None => refused(TaskRefusal::Busy),
+            None => refusal_answer(TaskRefusal::Busy),
         },
     }
 }
 
 /// Answers a call of the cancel tool.
-async fn cancel(shared: &RouteContext, record: &Arc<Record>, names: &TicketToolNames) -> TicketToolAnswer {
+async fn cancel_task(
+    shared: &RouteContext,
+    record: &Arc<Record>,
+    names: &TicketToolNames,
+) -> TicketToolAnswer {
     let respond = |result, status| {
         let origin = record.trace.clone();
-        let account = AccessSummary { shown: Some(status), origin, ..AccessSummary::default() };
-        TicketToolAnswer::CallResult(Arc::clone(record), result, account)
+        let summary = AccessSummary { shown_status: Some(status), origin, ..AccessSummary::default() };
+        TicketToolAnswer::CallResult(Arc::clone(record), result, summary)
     };
-    match super::cancel(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await {
+    match super::cancel_task(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await {
         Ok(Some(cancelled)) => respond(ticket::cancelled_result(&record.tool), cancelled.state.status()),
         Ok(None) => match shared.ledger.load(&record.id).await {
             Ok(Some(ended)) => {
                 respond(ticket::already_ended_result(&ended, &names.result), ended.state.status())
             }
-            Ok(None) => refused(TaskRefusal::Unknown),
-            Err(error) => refused(error.into()),
+            Ok(None) => refusal_answer(TaskRefusal::Unknown),
+            Err(error) => refusal_answer(error.into()),
         },
-        Err(error) => refused(error.into()),
+        Err(error) => refusal_answer(error.into()),
     }
 }
 
 /// The tool result that explains to the model why the ticket cannot be used: it is invalid, or the proxy is
 /// busy.
-fn refused(why: TaskRefusal) -> TicketToolAnswer {
-    let outcome = match why {
+fn refusal_answer(refusal: TaskRefusal) -> TicketToolAnswer {
+    let outcome = match refusal {
         TaskRefusal::Unknown => {
             return TicketToolAnswer::Result(
                 ticket::unknown_ticket_result(),
-                AccessSummary::of(RequestOutcome::Refused),
+                AccessSummary::new(RequestOutcome::Refused),
             );
         }
         TaskRefusal::TooMany(_) | TaskRefusal::Busy => RequestOutcome::Refused,
         TaskRefusal::StoreFull(_) | TaskRefusal::StoreFailed => RequestOutcome::ProxyFailed,
     };
-    let error = why.error("the ticket is not known");
+    let error = refusal.error("the ticket is not known");
     TicketToolAnswer::Result(ticket::busy_result(&error.message()), AccessSummary::failed(outcome, &error))
 }
 
@@ -170,26 +175,26 @@ fn refused(why: TaskRefusal) -> TicketToolAnswer {
 
 impl ResultWatch {
     /// Starts to wait. `None` if the maximum number of requests already waits for the task.
-    fn begin(shared: &Arc<RouteContext>, holder: &TicketCaller<'_>, record: Arc<Record>) -> Option<Self> {
+    fn begin(shared: &Arc<RouteContext>, caller: &TicketCaller<'_>, record: Arc<Record>) -> Option<Self> {
         // Watch first, then load the record: no change is missed in between.
-        let askable = holder.askable.clone();
-        let changes = shared.ledger.watchers.wait_for(&record.id, Some(askable.clone()))?;
-        let receiver = match holder.accepts_messages && !record.state.is_ended() {
-            true => super::attach(shared, &record.id, Some(askable.clone())).ok()?,
+        let input_filter = caller.input_filter.clone();
+        let changes = shared.ledger.watchers.watch_result(&record.id, Some(input_filter.clone()))?;
+        let receiver = match caller.accepts_messages && !record.state.is_ended() {
+            true => super::attach_waiter(shared, &record.id, Some(input_filter.clone())).ok()?,
             false => None,
         };
         Some(Self {
-            ticketing: TicketOptions { names: Arc::clone(holder.names), wait: holder.wait },
+            ticket_options: TicketOptions { names: Arc::clone(caller.names), wait: caller.wait },
             task: record.id.clone(),
             changes,
             messages: receiver,
-            until: shared.clock.now() + holder.wait,
-            hears: holder.accepts_messages,
-            askable,
+            deadline: shared.clock.now() + caller.wait,
+            accepts_messages: caller.accepts_messages,
+            input_filter,
             last_progress: record.message.clone(),
             // The record is loaded first, because it may have changed since the look-up.
             store_retry_at: Some(shared.clock.now()),
-            last: record,
+            record,
             shared: Arc::clone(shared),
         })
     }
@@ -201,17 +206,17 @@ impl ResultWatch {
                 // Messages that precede the end are sent before it. The time limit comes first: a call that
                 // always has a message must not hold its client longer.
                 biased;
-                () = sleep_until(self.until.into()) => return WatchEvent::StillRunning(Arc::clone(&self.last)),
-                () = self.shared.overdue.stopped() => match self.shared.ledger.outlives() {
+                () = sleep_until(self.deadline.into()) => return WatchEvent::StillRunning(Arc::clone(&self.record)),
+                () = self.shared.overdue.stopped() => match self.shared.ledger.is_durable() {
                     // The next process accepts the ticket. An error would make the model repeat the call.
-                    true => return WatchEvent::StillRunning(Arc::clone(&self.last)),
+                    true => return WatchEvent::StillRunning(Arc::clone(&self.record)),
                     false => return WatchEvent::Closing,
                 },
                 event = or_pending(self.messages.as_mut().map(mpsc::Receiver::recv)) => match event {
                     Some(event) => return WatchEvent::Message(event),
                     None => self.messages = None,
                 },
-                () = record_changed(&self.changes, self.store_retry_at) => {
+                () = wait_for_record_change(&self.changes, self.store_retry_at) => {
                     if let Some(next) = self.read_record().await {
                         return next;
                     }
@@ -230,21 +235,21 @@ impl ResultWatch {
         };
         self.store_retry_at = None;
         let Some(record) = found else { return Some(WatchEvent::Expired) };
-        let record = self.shared.ledger.with_store_status(record);
-        self.last = Arc::clone(&record);
+        let record = self.shared.ledger.with_unstored_message(record);
+        self.record = Arc::clone(&record);
         if record.state.is_ended() {
             if let Some(Ok(event)) = self.messages.as_mut().map(mpsc::Receiver::try_recv) {
                 // Messages that preceded the end are sent before it.
                 self.store_retry_at = Some(self.shared.clock.now());
                 return Some(WatchEvent::Message(event));
             }
-            let commit = self.shared.ledger.delivery(&record.id);
+            let commit = self.shared.ledger.delivery_commit(&record.id);
             return Some(WatchEvent::Ended(record, commit));
         }
-        if self.hears && self.messages.is_none() {
+        if self.accepts_messages && self.messages.is_none() {
             // The call may have been resumed since.
-            let askable = Some(self.askable.clone());
-            self.messages = super::attach(&self.shared, &self.task, askable).ok().flatten();
+            let input_filter = Some(self.input_filter.clone());
+            self.messages = super::attach_waiter(&self.shared, &self.task, input_filter).ok().flatten();
         }
         if let TaskState::InputRequired { .. } = record.state {
             return Some(WatchEvent::InputRequired(record));
@@ -258,50 +263,52 @@ impl ResultWatch {
     /// Returns the open input requests of the task, with their keys, that this client can receive. The others
     /// are left to other waiting clients. An input request that no waiting client can receive is reported to
     /// the call, which refuses it.
-    pub(in crate::proxy) fn requests(&mut self, record: &Record) -> Vec<(String, InputRequest)> {
+    pub(in crate::proxy) fn receivable_requests(&mut self, record: &Record) -> Vec<(String, InputRequest)> {
         let TaskState::InputRequired { outstanding } = &record.state else { return Vec::new() };
         let request =
             |(key, raw): (&String, &Bytes)| Some((key.clone(), InputRequest::from_raw(raw.clone())?));
-        let (own, others): (Vec<_>, Vec<_>) =
-            outstanding.iter().filter_map(request).partition(|(_, request)| self.askable.allows(request));
+        let (receivable, others): (Vec<_>, Vec<_>) = outstanding
+            .iter()
+            .filter_map(request)
+            .partition(|(_, request)| self.input_filter.allows(request));
         for (key, request) in others {
-            if !self.changes.another_can_be_asked(&record.id, &request)
-                && self.send(record, MailboxMessage::Undeclared(key)).is_err()
+            if !self.changes.another_can_receive(&record.id, &request)
+                && self.send_to_call(record, MailboxMessage::Undeclared(key)).is_err()
             {
                 self.store_retry_at = Some(self.shared.clock.now() + STORE_RETRY_DELAY);
             }
         }
-        own
+        receivable
     }
 
     /// Reports to the call that these input requests are being sent to this client, whose retry is awaited,
     /// so that they are not refused when no other waiting client can receive them.
-    pub(in crate::proxy) fn sends(&self, record: &Record, requests: &[(String, InputRequest)]) {
+    pub(in crate::proxy) fn report_sent(&self, record: &Record, requests: &[(String, InputRequest)]) {
         let keys = requests.iter().map(|(key, _)| key.clone()).collect();
         // If the mailbox of the call is full, the input requests may be refused.
-        let _ = self.send(record, MailboxMessage::Sent(keys));
+        let _ = self.send_to_call(record, MailboxMessage::Sent(keys));
     }
 
     /// Sends a message to the task's call, if the call runs in this process.
-    fn send(&self, record: &Record, mail: MailboxMessage) -> Result<(), MailboxFull> {
-        self.shared.call_registry.reserve(&record.id).map(|room| room.send(mail))
+    fn send_to_call(&self, record: &Record, message: MailboxMessage) -> Result<(), MailboxFull> {
+        self.shared.call_registry.reserve(&record.id).map(|permit| permit.send(message))
     }
 
     /// The tool result for a call that still runs: the ticket, and the text for the model.
     pub(in crate::proxy) fn running_result(&self, record: &Record) -> Value {
-        self.ticketing.running(&self.shared, record)
+        self.ticket_options.running_result(&self.shared, record)
     }
 
     /// The task record as last loaded.
     pub(in crate::proxy) fn record(&self) -> &Record {
-        &self.last
+        &self.record
     }
 }
 
-/// Resolves when the record may have changed, or at the time `again` of the next attempt to load it.
-async fn record_changed(changes: &TaskWatcher, again: Option<Instant>) {
+/// Resolves when the record may have changed, or at the time `retry_at` of the next attempt to load it.
+async fn wait_for_record_change(changes: &TaskWatcher, retry_at: Option<Instant>) {
     tokio::select! {
         _ = changes.changed() => {}
-        () = wait_until(again) => {}
+        () = wait_until(retry_at) => {}
     }
 }

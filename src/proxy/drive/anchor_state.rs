@@ -32,13 +32,13 @@ pub(super) struct AnchorState {
     due: Option<Instant>,
     /// The earliest time of the next write.
     not_before: Instant,
-    /// The value of `OpenRequests::changes` at the last write.
+    /// The value of `OpenRequests::change_count` at the last write.
     changes: u32,
     /// Whether an anchor is stored from which the call can be resumed.
     is_stored: bool,
     /// Responses that the server may not have received: when they were sent, the server's id of the input
     /// request, and the key.
-    answered: Vec<(Instant, RequestId, String)>,
+    sent_responses: Vec<(Instant, RequestId, String)>,
     /// Keys of input requests that the server has cancelled and that could not be removed from the record.
     withdrawn: Vec<String>,
     /// For a recovered call whose fate is not known yet: records the fate in the log's report.
@@ -65,39 +65,39 @@ impl CallDriver {
     /// Updates the position from which the call can be resumed, and schedules its write.
     pub(super) fn set_resume_point(&mut self, call: Box<upstream::CallAnchor>) {
         let now = self.shared.clock.now();
-        let held = self.detached();
-        if held.is_resume_point_fixed {
+        let detached = self.detached();
+        if detached.is_resume_point_fixed {
             return;
         }
-        if held.writes.has_input_request() {
+        if detached.writes.has_input_request() {
             // A resume position after an input request that is not in the record yet would lose the request.
-            held.resume_point = Some(call);
+            detached.resume_point = Some(call);
             return;
         }
-        let Some(anchored) = &mut held.anchor else {
-            held.anchor = Some(Box::new(AnchorState {
+        let Some(anchor_state) = &mut detached.anchor else {
+            detached.anchor = Some(Box::new(AnchorState {
                 call,
                 due: Some(now),
                 not_before: now,
                 changes: 0,
                 is_stored: false,
-                answered: Vec::new(),
+                sent_responses: Vec::new(),
                 withdrawn: Vec::new(),
                 fate: None,
             }));
             return;
         };
         // An event of the server proves that a recovered call was resumed.
-        anchored.fate.take().into_iter().for_each(OrphanFate::record_resumed);
-        anchored.call = call;
-        anchored.due = Some(anchored.not_before);
+        anchor_state.fate.take().into_iter().for_each(OrphanFate::record_resumed);
+        anchor_state.call = call;
+        anchor_state.due = Some(anchor_state.not_before);
         // The server has sent an event long after these responses, and so has received them. When in doubt a
         // response stays stored: a duplicate is harmless, and a missing one would block the call.
         let has_arrived = |sent: Instant| now.saturating_duration_since(sent) >= DELIVERY_WINDOW;
-        let arrived = anchored.answered.iter().filter(|(sent, ..)| has_arrived(*sent));
-        let keys: Vec<_> = arrived.map(|(_, _, key)| key.clone()).collect();
-        if !held.writes.has_delivered() {
-            self.write_delivered(keys);
+        let arrived = anchor_state.sent_responses.iter().filter(|(sent, ..)| has_arrived(*sent));
+        let arrived_keys: Vec<_> = arrived.map(|(_, _, key)| key.clone()).collect();
+        if !detached.writes.has_delivered() {
+            self.queue_delivered(arrived_keys);
         }
     }
 
@@ -106,14 +106,14 @@ impl CallDriver {
     pub(super) fn record_sent_response(&mut self, id: Option<RequestId>, key: String) {
         let now = self.shared.clock.now();
         match (&mut self.detached().anchor, id) {
-            (Some(anchored), Some(id)) => anchored.answered.push((now, id, key)),
+            (Some(anchor_state), Some(id)) => anchor_state.sent_responses.push((now, id, key)),
             // Without an anchor no other process can deliver the response again.
-            _ => self.write_delivered(vec![key]),
+            _ => self.queue_delivered(vec![key]),
         }
     }
 
     /// Queues the removal of a cancelled input request from the task record.
-    pub(super) fn write_withdrawal(&mut self, key: String) {
+    pub(super) fn queue_withdrawal(&mut self, key: String) {
         let event = task::TaskEvent::InputWithdrawn { key: key.clone() };
         self.queue_write(event, WriteFollowUp::Withdrawn { key });
     }
@@ -121,14 +121,14 @@ impl CallDriver {
     /// Keeps the key of a cancelled input request that could not be removed from the record, for the next
     /// process.
     pub(super) fn keep_withdrawal(&mut self, key: String) {
-        if let Some(anchored) = &mut self.detached().anchor {
-            anchored.withdrawn.push(key);
+        if let Some(anchor_state) = &mut self.detached().anchor {
+            anchor_state.withdrawn.push(key);
         }
     }
 
     /// Queues the removal of responses that the server has received from the task record.
-    pub(super) fn write_delivered(&mut self, keys: Vec<String>) {
-        if !keys.is_empty() && self.shared.ledger.outlives() {
+    pub(super) fn queue_delivered(&mut self, keys: Vec<String>) {
+        if !keys.is_empty() && self.shared.ledger.is_durable() {
             let event = task::TaskEvent::InputDelivered { keys: keys.clone() };
             self.queue_write(event, WriteFollowUp::Delivered { keys });
         }
@@ -136,43 +136,44 @@ impl CallDriver {
 
     /// Whether input requests were recorded or closed since the last write of the anchor, which contains the
     /// server's ids of open input requests.
-    pub(super) fn has_new_questions(&self) -> bool {
-        let Some(held) = &self.detached else { return false };
-        let is_new = |anchored: &AnchorState| anchored.changes != held.open_requests.changes;
-        held.anchor.as_deref().is_some_and(is_new) && !held.writes.has_anchor()
+    pub(super) fn has_changed_requests(&self) -> bool {
+        let Some(detached) = &self.detached else { return false };
+        let is_changed =
+            |anchor_state: &AnchorState| anchor_state.changes != detached.open_requests.change_count;
+        detached.anchor.as_deref().is_some_and(is_changed) && !detached.writes.has_anchor()
     }
 
     /// Queues a write of the anchor, if the call has one.
-    pub(super) fn write_anchor(&mut self) {
-        let Some(anchor) = self.anchor() else { return };
+    pub(super) fn queue_anchor(&mut self) {
+        let Some(anchor) = self.build_anchor() else { return };
         let ledger = Arc::clone(&self.shared.ledger);
-        let held = self.detached();
-        let Some(anchored) = &mut held.anchor else { return };
-        let has_event = anchored.call.last_event.is_some();
-        (anchored.changes, anchored.due) = (held.open_requests.changes, None);
-        let id = held.registration.id().clone();
+        let detached = self.detached();
+        let Some(anchor_state) = &mut detached.anchor else { return };
+        let has_event = anchor_state.call.last_event.is_some();
+        (anchor_state.changes, anchor_state.due) = (detached.open_requests.change_count, None);
+        let id = detached.registration.id().clone();
         let anchor = async move { ledger.store_anchor(&id, &anchor).await.map(|()| UpdateOutcome::Unknown) };
-        held.writes.push(WriteFollowUp::Anchor { has_event }, Box::pin(anchor));
+        detached.writes.push(WriteFollowUp::Anchor { has_event }, Box::pin(anchor));
     }
 
     /// Handles the result of a write of the anchor: `has_event` is whether the call can be resumed from the
-    /// anchor, `is_kept` whether the write succeeded.
-    pub(super) fn handle_anchor_written(&mut self, has_event: bool, is_kept: bool) {
+    /// anchor, `is_stored` whether the write succeeded.
+    pub(super) fn handle_anchor_written(&mut self, has_event: bool, is_stored: bool) {
         let now = self.shared.clock.now();
-        if let Some(anchored) = &mut self.detached().anchor {
-            anchored.not_before = now + if is_kept { WRITE_INTERVAL } else { STORE_RETRY_DELAY };
-            anchored.due = match is_kept {
+        if let Some(anchor_state) = &mut self.detached().anchor {
+            anchor_state.not_before = now + if is_stored { WRITE_INTERVAL } else { STORE_RETRY_DELAY };
+            anchor_state.due = match is_stored {
                 // The resume position may have changed during the write.
-                true => anchored.due.map(|due| due.max(anchored.not_before)),
-                false => Some(anchored.not_before),
+                true => anchor_state.due.map(|due| due.max(anchor_state.not_before)),
+                false => Some(anchor_state.not_before),
             };
-            anchored.is_stored |= is_kept && has_event;
+            anchor_state.is_stored |= is_stored && has_event;
         }
     }
 
     /// Removes the stored anchor of a cancelled call after its end, because otherwise the next process would
     /// send the cancellation again. Waits a moment first, so that the cancellation reaches the server.
-    pub(super) async fn release_anchor(&mut self) {
+    pub(super) async fn remove_cancelled_anchor(&mut self) {
         let shared = self.shared.clone();
         let id = self.id().clone();
         let is_cancelled =
@@ -191,14 +192,14 @@ impl CallDriver {
     }
 
     /// The anchor to write; `None` if the call cannot be resumed.
-    fn anchor(&self) -> Option<TaskAnchor> {
-        let held = self.detached.as_ref()?;
-        let anchored = held.anchor.as_ref()?;
-        let open = held.open_requests.iter().filter(|(_, open)| open.is_recorded);
+    fn build_anchor(&self) -> Option<TaskAnchor> {
+        let detached = self.detached.as_ref()?;
+        let anchor_state = detached.anchor.as_ref()?;
+        let open = detached.open_requests.iter().filter(|(_, open)| open.is_recorded);
         let open = open.filter_map(|(_, open)| Some((open.id.as_ref()?.to_string(), open.key.clone())));
-        let answered = anchored.answered.iter().map(|(_, id, key)| (id.to_string(), key.clone()));
-        let questions = open.chain(answered);
-        let (needs_credentials, words) = match &self.form {
+        let sent = anchor_state.sent_responses.iter().map(|(_, id, key)| (id.to_string(), key.clone()));
+        let requests = open.chain(sent);
+        let (needs_credentials, form) = match &self.form {
             CallForm::Canonical(canonical) => {
                 let declared = String::from_utf8_lossy(canonical.caller.capabilities.as_bytes()).into_owned();
                 (canonical.caller.credentials.can_identify_caller(), AnchorForm::Canonical { declared })
@@ -212,18 +213,18 @@ impl CallDriver {
             }
         };
         Some(TaskAnchor {
-            call: (*anchored.call).clone(),
+            call: (*anchor_state.call).clone(),
             needs_credentials,
-            words,
-            questions: questions.collect(),
-            taken_back: anchored.withdrawn.clone(),
+            words: form,
+            questions: requests.collect(),
+            taken_back: anchor_state.withdrawn.clone(),
         })
     }
 
     /// Records the fate of a recovered call that ended before any event of its server.
     pub(super) fn record_fate(&mut self) {
-        let anchored = self.detached.as_mut().and_then(|held| held.anchor.as_mut());
-        if let Some(fate) = anchored.and_then(|anchored| anchored.fate.take())
+        let anchor_state = self.detached.as_mut().and_then(|detached| detached.anchor.as_mut());
+        if let Some(fate) = anchor_state.and_then(|anchor_state| anchor_state.fate.take())
             && let Some(record) = self.shared.ledger.last_stored(self.id())
         {
             fate.record_ended(&record.state);
@@ -233,15 +234,15 @@ impl CallDriver {
     /// Whether the call can be left to the next process.
     pub(super) fn can_be_released(&self) -> bool {
         self.exchange.phase() == ExchangePhase::Deferred
-            && self.detached.as_ref().is_some_and(|held| held.anchor.is_some())
+            && self.detached.as_ref().is_some_and(|detached| detached.anchor.is_some())
     }
 
     /// Leaves the call to the next process at the end of the drain time, or ends the call if that is
     /// impossible.
-    pub(super) async fn release_or_end(&mut self) {
+    pub(super) async fn release_or_end_call(&mut self) {
         // Changes by the client before the deadline still take effect: a cancellation, or input responses.
         self.flush_for_release().await;
-        self.write_anchor();
+        self.queue_anchor();
         self.flush_for_release().await;
         if self.exchange.phase() != ExchangePhase::Deferred {
             return;
@@ -257,13 +258,13 @@ impl CallDriver {
     async fn flush_for_release(&mut self) {
         let writes = async {
             while !self.detached().writes.is_empty() {
-                let (after, result) = self.detached().writes.next().await;
-                self.handle_written(after, result);
+                let (follow_up, result) = self.detached().writes.next().await;
+                self.handle_written(follow_up, result);
             }
         };
         let _ = timeout(RELEASE_TIMEOUT, writes).await;
-        while let Some(control) = self.detached().registration.try_receive() {
-            self.receive(control);
+        while let Some(command) = self.detached().registration.try_receive() {
+            self.receive(command);
         }
         while let Some(action) = self.exchange.poll_action() {
             self.carry_out(action);
@@ -273,7 +274,7 @@ impl CallDriver {
     /// Leaves the call to the next process: the call continues at its server, and its input requests stay
     /// open. Returns false if no anchor is stored from which the call can be resumed.
     fn release(&mut self) -> bool {
-        if !self.detached().anchor.as_deref().is_some_and(|anchored| anchored.is_stored) {
+        if !self.detached().anchor.as_deref().is_some_and(|anchor_state| anchor_state.is_stored) {
             return false;
         }
         if let Some(deferral) = self.form.deferral() {
@@ -298,25 +299,25 @@ impl DetachedState {
     pub(super) fn restore_anchor(
         &mut self,
         call: upstream::CallAnchor,
-        answered: Vec<(RequestId, String)>,
+        sent_responses: Vec<(RequestId, String)>,
         now: Instant,
         fate: OrphanFate,
     ) {
         let call = Box::new(call);
-        let answered = answered.into_iter().map(|(id, key)| (now, id, key)).collect();
-        let is_kept = true;
-        let (taken_back, fate) = (Vec::new(), Some(fate));
-        let anchored = AnchorState {
+        let sent_responses = sent_responses.into_iter().map(|(id, key)| (now, id, key)).collect();
+        let is_stored = true;
+        let (withdrawn, fate) = (Vec::new(), Some(fate));
+        let anchor_state = AnchorState {
             call,
             due: None,
             not_before: now,
             changes: 0,
-            is_stored: is_kept,
-            answered,
-            withdrawn: taken_back,
+            is_stored,
+            sent_responses,
+            withdrawn,
             fate,
         };
-        self.anchor = Some(Box::new(anchored));
+        self.anchor = Some(Box::new(anchor_state));
     }
 }
 
@@ -325,7 +326,7 @@ impl DetachedState {
 impl AnchorState {
     /// Forgets the responses with these keys, which the record no longer contains.
     pub(super) fn remove_delivered(&mut self, keys: &[String]) {
-        self.answered.retain(|(_, _, key)| !keys.contains(key));
+        self.sent_responses.retain(|(_, _, key)| !keys.contains(key));
     }
 
     /// When the anchor is due to be written; `None` if the stored anchor is up to date.

@@ -15,7 +15,7 @@ use crate::{
     proxy::{
         CallReply, DeliveryCommit,
         call_registry::ReplyTarget,
-        input_requests::{self, NOT_DECLARED, missing_capability},
+        input_requests::{self, CAPABILITY_NOT_DECLARED, missing_capability},
         reply::{self, CallEnd, CallVerdict},
         route_context::RouteContext,
         tickets::TicketOptions,
@@ -47,13 +47,13 @@ pub(super) struct CanonicalForm {
     /// accepted; set once the call is detached.
     pub(super) binding: Option<RequestBinding>,
     /// The capability that an input request required and the client lacks, if any.
-    pub(super) refused: Option<Box<Value>>,
+    pub(super) missing_capability: Option<Box<Value>>,
     /// Input responses that came with the call itself.
     pub(super) supplied: InputResponses,
     /// Signals to the upstream that the call has become a task.
     pub(super) deferral: Option<Deferral>,
     /// The options of the client's ticket; `None` if the client gets a task handle instead.
-    pub(super) ticketing: Option<Box<TicketOptions>>,
+    pub(super) ticket_options: Option<Box<TicketOptions>>,
     /// The latest progress message, which the ticket's text contains.
     pub(super) progress: Option<Box<str>>,
     /// When the proxy began to serve the client's request.
@@ -70,7 +70,7 @@ impl CanonicalForm {
     /// Prepares the call for a runtime task of its own: drops the bytes, which have been sent and may be
     /// megabytes.
     pub(super) fn detach(&mut self, shared: &RouteContext) {
-        self.binding = Some(input_requests::binding(shared, &self.caller, &self.call));
+        self.binding = Some(input_requests::request_binding(shared, &self.caller, &self.call));
         self.call = Arc::new(self.call.without_bytes());
         self.caller = Arc::new(Caller::clone(&self.caller));
     }
@@ -80,13 +80,13 @@ impl CanonicalForm {
     /// for the log.
     pub(super) fn detach_reason(&mut self, route: &str, event: UpstreamEvent) -> Option<DetachReason> {
         match event {
-            UpstreamEvent::ServerRequest(question)
+            UpstreamEvent::ServerRequest(pending)
                 if !self.caller.capabilities.can_receive_input_requests() =>
             {
-                self.accept_request(route, question);
+                self.accept_request(route, pending);
                 None
             }
-            asked => Some(DetachReason::InputRequest(asked)),
+            request_event => Some(DetachReason::InputRequest(request_event)),
         }
     }
 
@@ -96,14 +96,14 @@ impl CanonicalForm {
     pub(super) fn accept_request(
         &mut self,
         route: &str,
-        question: PendingServerRequest,
+        pending: PendingServerRequest,
     ) -> Option<PendingServerRequest> {
-        let request = question.request.canonical();
+        let request = pending.request.canonical();
         let Some(missing) = missing_capability(&self.caller.capabilities, request.into_iter()) else {
-            return Some(question);
+            return Some(pending);
         };
-        self.refused = Some(Box::new(missing));
-        question.refuse(route, code::METHOD_NOT_FOUND, NOT_DECLARED);
+        self.missing_capability = Some(Box::new(missing));
+        pending.refuse(route, code::METHOD_NOT_FOUND, CAPABILITY_NOT_DECLARED);
         None
     }
 
@@ -111,14 +111,14 @@ impl CanonicalForm {
     /// otherwise.
     pub(super) fn end_if_undeclared<'a>(
         &self,
-        asked: impl Iterator<Item = &'a InputRequest>,
+        requests: impl Iterator<Item = &'a InputRequest>,
     ) -> Option<CallEnd> {
-        let missing = missing_capability(&self.caller.capabilities, asked)?;
+        let missing = missing_capability(&self.caller.capabilities, requests)?;
         Some(CallEnd::Refused(elicit::input_refused_error(&missing), RequestOutcome::Refused))
     }
 
     /// The record of the task that the call becomes at the time `now`.
-    pub(super) fn record(
+    pub(super) fn task_record(
         &self,
         id: TaskId,
         shared: &RouteContext,
@@ -137,8 +137,8 @@ impl CanonicalForm {
     }
 
     /// Remembers the message of a progress notification, if the client gets a ticket.
-    pub(super) fn note_progress(&mut self, frame: &Frame) {
-        if self.ticketing.is_some()
+    pub(super) fn remember_progress(&mut self, frame: &Frame) {
+        if self.ticket_options.is_some()
             && let Some(progress) = status_message::of_progress(frame)
         {
             self.progress = Some(progress.into());
@@ -147,30 +147,33 @@ impl CanonicalForm {
 
     /// The view of the task that the call may become.
     pub(super) fn view(&self) -> TaskView {
-        if self.ticketing.is_some() { TaskView::Ticket } else { TaskView::Extension }
+        if self.ticket_options.is_some() { TaskView::Ticket } else { TaskView::Extension }
     }
 
     /// The reply with the end of the call to the request `call`, which made this call or is a retry.
     pub(super) fn reply(&self, shared: &RouteContext, call: &Call, end: CallEnd) -> CallReply {
         let (server, binding) = (self.server.description(), || self.binding(shared));
-        if is_refused_as_unknown(&call.method, &end) && !shared.declares(&call.method, &server) {
-            return reply::not_served(call);
+        if is_refused_as_unknown(&call.method, &end) && !shared.server_declares(&call.method, &server) {
+            return reply::method_not_served(call);
         }
-        let again = input_requests::url_input_required(shared, &self.caller, call, &server, binding, &end);
-        let mut reply =
-            again.unwrap_or_else(|| reply::to_client(call, &shared.route, end, self.refused.as_deref()));
+        let url_reply =
+            input_requests::url_input_required(shared, &self.caller, call, &server, binding, &end);
+        let mut reply = url_reply.unwrap_or_else(|| {
+            reply::call_end_reply(call, &shared.route, end, self.missing_capability.as_deref())
+        });
         if call.method == Method::ToolsList && shared.route.has_denied_tools() {
-            let answer = Frame::parse(reply.body.clone()).ok();
-            let left = answer
-                .and_then(|answer| deny::remove_denied_tools(&answer, |tool| shared.route.is_denied(tool)));
-            reply.body = left.unwrap_or(reply.body);
+            let tool_list = Frame::parse(reply.body.clone()).ok();
+            let visible_tools = tool_list.and_then(|tool_list| {
+                deny::remove_denied_tools(&tool_list, |tool| shared.route.is_denied(tool))
+            });
+            reply.body = visible_tools.unwrap_or(reply.body);
         }
         reply
     }
 
     /// The binding of the call's `requestState`; computed unless it is known.
     fn binding(&self, shared: &RouteContext) -> RequestBinding {
-        self.binding.unwrap_or_else(|| input_requests::binding(shared, &self.caller, &self.call))
+        self.binding.unwrap_or_else(|| input_requests::request_binding(shared, &self.caller, &self.call))
     }
 
     /// The `input_required` result with these input requests. `id` names the parked call in its
@@ -190,37 +193,39 @@ impl CanonicalForm {
             expires: shared.clock.timestamp() + shared.route.input_policy.park * 2,
             binding: self.binding(shared),
         };
-        let sealed = shared.keyring.seal(&state, random());
-        let questions: Vec<_> = open.filter_map(|open| Some((open.key.as_str(), request(open)?))).collect();
-        elicit::input_required_result(questions, &sealed, &self.server.description().server_info)
+        let request_state = shared.keyring.seal(&state, random());
+        let requests: Vec<_> =
+            open.filter_map(|open| Some((open.key.as_str(), canonical_request(open)?))).collect();
+        elicit::input_required_result(requests, &request_state, &self.server.description().server_info)
     }
 
     /// Signals to the upstream that the call has become a task. Returns the result with the task's handle or
     /// ticket.
-    pub(super) fn create_result(&mut self, shared: &RouteContext, record: &Record) -> Vec<u8> {
+    pub(super) fn defer_and_create_result(&mut self, shared: &RouteContext, record: &Record) -> Vec<u8> {
         if let Some(deferral) = &self.deferral {
             shared.upstream.mark_deferred(&CallerIdentity::of(&self.caller), deferral);
         }
-        self.handle_result(shared, record)
+        self.task_result(shared, record)
     }
 
     /// The result with the task's handle, or with the ticket.
-    pub(super) fn handle_result(&self, shared: &RouteContext, record: &Record) -> Vec<u8> {
+    pub(super) fn task_result(&self, shared: &RouteContext, record: &Record) -> Vec<u8> {
         // The call may have become a task before its session was open: another session may have described the
         // server.
-        let server = if self.server.is_known() { self.server.description() } else { shared.server() };
-        match &self.ticketing {
-            Some(ticketing) => {
-                modern::complete_result(ticketing.running(shared, record), &server.server_info)
+        let server =
+            if self.server.is_known() { self.server.description() } else { shared.server_description() };
+        match &self.ticket_options {
+            Some(ticket_options) => {
+                modern::complete_result(ticket_options.running_result(shared, record), &server.server_info)
             }
-            None => input_requests::created(shared, record, &server),
+            None => input_requests::create_task_result(shared, record, &server),
         }
     }
 
     /// The event that ends the task with the end of its call.
     pub(super) fn end_event(&self, shared: &RouteContext, end: CallEnd) -> task::TaskEvent {
-        let refused = self.refused.as_deref();
-        match reply::verdict(&self.call, &shared.route, end, refused) {
+        let missing = self.missing_capability.as_deref();
+        match reply::call_verdict(&self.call, &shared.route, end, missing) {
             CallVerdict::Result(result) => {
                 result_event(result.len(), shared.ledger.quotas().stored_result_bytes, || result)
             }
@@ -236,9 +241,9 @@ pub(super) fn result_event(size: usize, limit: usize, result: impl FnOnce() -> B
         return task::TaskEvent::Returned { result: result() };
     }
     Limit::StoredResultBytes.record_hit();
-    let why =
+    let message =
         format!("the result is {size} bytes; the proxy keeps at most {limit} (limits.stored_result_bytes)");
-    failure_event(&ErrorObject::new(code::RESULT_TOO_LARGE, why))
+    failure_event(&ErrorObject::new(code::RESULT_TOO_LARGE, message))
 }
 
 /// The event that fails a task with this error.
@@ -249,13 +254,13 @@ pub(super) fn failure_event(error: &ErrorObject) -> task::TaskEvent {
 /// The reply to a waiting request with the open input requests, or a refusal if its client lacks a
 /// capability. `result` is the `input_required` result. `None` for a legacy request.
 pub(super) fn input_required_reply<'a>(
-    request: &ReplyTarget,
+    target: &ReplyTarget,
     open: impl Iterator<Item = &'a OpenRequest>,
     result: &[u8],
 ) -> Option<CallReply> {
-    let ReplyTarget::Canonical { call, capabilities } = request else { return None };
-    Some(match missing_capability(capabilities, open.filter_map(self::request)) {
-        None => reply::input_required(call, result),
+    let ReplyTarget::Canonical { call, capabilities } = target else { return None };
+    Some(match missing_capability(capabilities, open.filter_map(canonical_request)) {
+        None => reply::input_required_reply(call, result),
         // 2026-07-28, *MRTR, Server Requirements*: only requests for declared capabilities.
         Some(missing) => reply::refuse(call, StatusCode::BAD_REQUEST, &elicit::input_refused_error(&missing)),
     })
@@ -266,7 +271,7 @@ pub(super) fn input_required_reply<'a>(
 pub(super) fn handle_reply(
     call: &Call,
     capabilities: &Capabilities,
-    created: &[u8],
+    task_result: &[u8],
     id: &TaskId,
     is_ticket: bool,
 ) -> (CallReply, Option<oneshot::Receiver<()>>) {
@@ -274,12 +279,12 @@ pub(super) fn handle_reply(
         return (input_requests::tasks_undeclared_reply(call), None);
     }
     let (commit, committed) = DeliveryCommit::channel();
-    (reply::handle(call, created, id.clone(), Some(commit)), Some(committed))
+    (reply::task_handle_reply(call, task_result, id.clone(), Some(commit)), Some(committed))
 }
 
 /// The input request in the form of 2026-07-28.
-fn request(open: &OpenRequest) -> Option<&InputRequest> {
-    open.asked.canonical()
+fn canonical_request(open: &OpenRequest) -> Option<&InputRequest> {
+    open.request.canonical()
 }
 
 /// Whether the server refused the call because it does not know the method (2026-07-28, *Discovery*). For a
@@ -305,8 +310,8 @@ fn is_refused_as_unknown(method: &Method, end: &CallEnd) -> bool {
 /// Whether an error says that a method is unknown, whatever its code.
 fn is_about_method(message: &str) -> bool {
     let message = message.to_ascii_lowercase();
-    let absent = ["not found", "unknown", "not supported", "unsupported", "not implemented"];
-    message.contains("method") && absent.iter().any(|absent| message.contains(absent))
+    let phrases = ["not found", "unknown", "not supported", "unsupported", "not implemented"];
+    message.contains("method") && phrases.iter().any(|phrase| message.contains(phrase))
 }
 
 // === impl ServerCell ===
@@ -323,7 +328,7 @@ impl ServerCell {
     }
 
     /// Sets the description; ignored if it is known already.
-    pub(super) fn set(&self, description: Arc<UpstreamDescription>) {
+    pub(super) fn set_description(&self, description: Arc<UpstreamDescription>) {
         // The first description stays, because a call has one server.
         let _ = self.0.set(description);
     }

@@ -7,7 +7,7 @@ use crate::{
         ReplyItem,
         call_registry::CallWaiter,
         session::{StreamFollower, next_stream_id},
-        task_watchers::Askable,
+        task_watchers::InputFilter,
     },
     runtime::{or_pending, wait_until},
 };
@@ -29,22 +29,22 @@ pub(super) struct TaskStreams {
     /// The GET streams of the session, if it has an id.
     streams: Option<StreamFollower>,
     /// Requests that wait for the result.
-    waiting: Vec<WaitingLine>,
+    waiting_requests: Vec<WaitingRequest>,
     /// SSE events for streams whose channel is full, in order. The server is not read meanwhile, so that a
     /// client that reads more slowly than its server sends loses nothing.
     unsent: VecDeque<(StreamId, Bytes)>,
     /// When the first unsent event is dropped, together with its stream.
-    drop_at: Option<Instant>,
+    stall_deadline: Option<Instant>,
     /// Input requests that the client already has; sent again only to a new waiter.
     withheld: Vec<InputNumber>,
 }
 
 /// A request that waits for the result of the task, as a stream for messages of the task.
-struct WaitingLine {
-    line: StreamId,
+struct WaitingRequest {
+    stream: StreamId,
     sender: mpsc::Sender<Bytes>,
     /// The input requests that the client can receive; `None` for all.
-    askable: Option<Askable>,
+    input_filter: Option<InputFilter>,
 }
 
 /// An event of the streams.
@@ -79,10 +79,10 @@ impl UnsentItems {
     }
 
     /// Whether the channels of all these requests are full: then the server is not read.
-    pub(super) fn holds_up(&self, waiters: &[CallWaiter]) -> bool {
-        let is_slow =
+    pub(super) fn are_all_blocked(&self, waiters: &[CallWaiter]) -> bool {
+        let is_blocked =
             |waiter: &CallWaiter| self.0.iter().any(|(sender, _)| sender.same_channel(&waiter.items));
-        !self.is_empty() && waiters.iter().all(is_slow)
+        !self.is_empty() && waiters.iter().all(is_blocked)
     }
 
     /// Sends a message to a waiting request, now or once its channel has space. Ignores a disconnected
@@ -101,27 +101,27 @@ impl UnsentItems {
 
     /// Sends all messages, each as soon as its channel has space. Ends at the latest when the clients'
     /// connections are closed because the clients do not read (`timeouts.write`).
-    pub(super) async fn flush(mut self) {
+    pub(super) async fn send_all(mut self) {
         while !self.is_empty() {
-            self.flush_one().await;
+            self.send_one().await;
         }
     }
 
     /// Waits until any full channel has space, and sends its next message; drops the messages of a
     /// disconnected client. Never resolves if there are no messages. Cancel safe.
-    pub(super) async fn flush_one(&mut self) {
+    pub(super) async fn send_one(&mut self) {
         if self.0.is_empty() {
             return pending().await;
         }
-        let room = self.0.iter().map(|(sender, _)| Box::pin(sender.clone().reserve_owned()));
-        let (permit, at, _) = select_all(room).await;
-        let (_, items) = &mut self.0[at];
+        let permits = self.0.iter().map(|(sender, _)| Box::pin(sender.clone().reserve_owned()));
+        let (permit, index, _) = select_all(permits).await;
+        let (_, items) = &mut self.0[index];
         match (permit, items.pop_front()) {
             (Ok(permit), Some(item)) => drop(permit.send(item)),
             (Ok(_) | Err(_), _) => items.clear(),
         }
         if items.is_empty() {
-            self.0.swap_remove(at);
+            self.0.swap_remove(index);
         }
         if self.0.is_empty() {
             self.0 = Vec::new();
@@ -133,11 +133,11 @@ impl UnsentItems {
 pub(super) async fn any_disconnected(waiters: &[CallWaiter]) -> usize {
     match waiters {
         [] => pending().await,
-        [only] => {
-            only.items.closed().await;
+        [waiter] => {
+            waiter.items.closed().await;
             0
         }
-        many => select_all(many.iter().map(|one| Box::pin(one.items.closed()))).await.1,
+        several => select_all(several.iter().map(|waiter| Box::pin(waiter.items.closed()))).await.1,
     }
 }
 
@@ -152,12 +152,12 @@ impl TaskStreams {
 
     /// Waits for the next event, for [`TaskStreams::handle`].
     pub(super) async fn next_event(&mut self, now: impl FnOnce() -> Instant) -> TaskStreamEvent {
-        let full = self.blocked_sender(now);
+        let blocked = self.blocked_sender(now);
         tokio::select! {
             biased;
             () = or_pending(self.streams.as_mut().map(StreamFollower::changed)) => TaskStreamEvent::ListenChanged,
-            who = any_waiter_closed(&self.waiting) => TaskStreamEvent::WaiterClosed(who),
-            permit = reserve_slot(full, self.drop_at) => TaskStreamEvent::Writable(permit),
+            who = any_waiter_closed(&self.waiting_requests) => TaskStreamEvent::WaiterClosed(who),
+            permit = reserve_slot(blocked, self.stall_deadline) => TaskStreamEvent::Writable(permit),
         }
     }
 
@@ -165,31 +165,32 @@ impl TaskStreams {
     /// input requests that were sent on it. `is_open` is whether an input request is still open.
     pub(super) fn handle(
         &mut self,
-        happening: TaskStreamEvent,
+        stream_event: TaskStreamEvent,
         is_open: impl Fn(InputNumber) -> bool,
     ) -> bool {
-        let is_gone = matches!(happening, TaskStreamEvent::WaiterClosed(_) | TaskStreamEvent::Writable(None));
-        self.apply(happening);
-        self.withheld.retain(|ask| is_open(*ask));
-        is_gone
+        let is_stream_gone =
+            matches!(stream_event, TaskStreamEvent::WaiterClosed(_) | TaskStreamEvent::Writable(None));
+        self.apply(stream_event);
+        self.withheld.retain(|input| is_open(*input));
+        is_stream_gone
     }
 
-    fn apply(&mut self, happening: TaskStreamEvent) {
-        match happening {
+    fn apply(&mut self, stream_event: TaskStreamEvent) {
+        match stream_event {
             TaskStreamEvent::ListenChanged => {
-                let line = self.streams.as_ref().and_then(StreamFollower::current_stream);
-                self.outbox.handle_get_stream(line);
+                let stream = self.streams.as_ref().and_then(StreamFollower::current_stream);
+                self.outbox.handle_get_stream(stream);
             }
-            TaskStreamEvent::WaiterClosed(who) => {
-                let gone = self.waiting.swap_remove(who);
-                self.outbox.handle_result_disconnect(gone.line);
+            TaskStreamEvent::WaiterClosed(index) => {
+                let closed = self.waiting_requests.swap_remove(index);
+                self.outbox.handle_result_disconnect(closed.stream);
             }
             TaskStreamEvent::Writable(permit) => {
-                self.drop_at = None;
-                let Some((line, event)) = self.unsent.pop_front() else { return };
+                self.stall_deadline = None;
+                let Some((stream, event)) = self.unsent.pop_front() else { return };
                 match permit {
                     Some(permit) => drop(permit.send(event)),
-                    None => self.remove_stream(line),
+                    None => self.remove_stream(stream),
                 }
             }
         }
@@ -200,71 +201,73 @@ impl TaskStreams {
     pub(super) fn add_waiter(
         &mut self,
         sender: mpsc::Sender<Bytes>,
-        askable: Option<Askable>,
+        input_filter: Option<InputFilter>,
         is_open: impl Fn(InputNumber) -> bool,
     ) {
-        let line = next_stream_id();
-        self.waiting.push(WaitingLine { line, sender, askable });
-        self.outbox.handle_result_request(line);
-        for ask in std::mem::take(&mut self.withheld).into_iter().filter(|ask| is_open(*ask)) {
-            self.outbox.handle_input_request(ask);
+        let stream = next_stream_id();
+        self.waiting_requests.push(WaitingRequest { stream, sender, input_filter });
+        self.outbox.handle_result_request(stream);
+        for input in std::mem::take(&mut self.withheld).into_iter().filter(|input| is_open(*input)) {
+            self.outbox.handle_input_request(input);
         }
     }
 
     /// Queues an input request. If the client already has it (`has_it`), it is sent only to a new waiting
     /// request.
-    pub(super) fn queue_request(&mut self, ask: InputNumber, has_it: bool) {
+    pub(super) fn queue_input_request(&mut self, input: InputNumber, has_it: bool) {
         match has_it {
-            true => self.withheld.push(ask),
-            false => self.outbox.handle_input_request(ask),
+            true => self.withheld.push(input),
+            false => self.outbox.handle_input_request(input),
         }
     }
 
-    /// Sends the queued input requests: `message` renders one, and `can` is whether a waiting client can
+    /// Sends the queued input requests: `message` renders one, and `can_receive` is whether a waiting client can_receive
     /// receive it.
-    pub(super) fn send_queued(
+    pub(super) fn send_queued_requests(
         &mut self,
-        message: impl Fn(InputNumber) -> Option<Bytes>,
-        can: impl Fn(InputNumber, &Askable) -> bool,
+        render: impl Fn(InputNumber) -> Option<Bytes>,
+        can_receive: impl Fn(InputNumber, &InputFilter) -> bool,
     ) {
         loop {
-            let Self { outbox, waiting, .. } = &mut *self;
-            let able = |ask, line| {
-                let waits = waiting.iter().find(|waits| waits.line == line);
-                waits.and_then(|waits| waits.askable.as_ref()).is_none_or(|askable| can(ask, askable))
+            let Self { outbox, waiting_requests, .. } = &mut *self;
+            let is_able = |input, stream| {
+                let waiting_request = waiting_requests.iter().find(|request| request.stream == stream);
+                waiting_request
+                    .and_then(|request| request.input_filter.as_ref())
+                    .is_none_or(|filter| can_receive(input, filter))
             };
-            let Some((ask, line)) = outbox.poll_delivery(able) else { return };
-            let Some(message) = message(ask) else { continue };
-            if !self.send_on(line, sse::message(&message)) {
-                self.remove_stream(line);
+            let Some((input, stream)) = outbox.poll_delivery(is_able) else { return };
+            let Some(message) = render(input) else { continue };
+            if !self.send_on(stream, sse::message(&message)) {
+                self.remove_stream(stream);
             }
         }
     }
 
     /// Whether an input request has been sent on a stream that is still open.
-    pub(super) fn is_put(&self, ask: InputNumber) -> bool {
-        self.outbox.is_sent(ask)
+    pub(super) fn is_sent(&self, input: InputNumber) -> bool {
+        self.outbox.is_sent(input)
     }
 
     /// Closes an input request. Returns the stream on which it was sent.
-    pub(super) fn close_request(&mut self, ask: InputNumber) -> Option<StreamId> {
-        self.outbox.handle_input_closed(ask)
+    pub(super) fn close_request(&mut self, input: InputNumber) -> Option<StreamId> {
+        self.outbox.handle_input_closed(input)
     }
 
     /// Sends a JSON-RPC message on the current stream; drops it if there is none.
     pub(super) fn send(&mut self, message: &[u8]) {
-        if let Some(line) = self.outbox.current_stream()
-            && !self.send_on(line, sse::message(message))
+        if let Some(stream) = self.outbox.current_stream()
+            && !self.send_on(stream, sse::message(message))
         {
-            self.remove_stream(line);
+            self.remove_stream(stream);
         }
     }
 
     /// Sends an SSE event on this stream, or queues it if the channel is full. Returns false if the stream is
     /// closed.
-    pub(super) fn send_on(&mut self, line: StreamId, event: Bytes) -> bool {
-        let Some(sender) = self.sender(line) else { return false };
-        let event = match self.unsent.iter().any(|(full, _)| *full == line) {
+    pub(super) fn send_on(&mut self, stream: StreamId, event: Bytes) -> bool {
+        let Some(sender) = self.sender(stream) else { return false };
+        let event = match self.unsent.iter().any(|(blocked, _)| *blocked == stream) {
             true => event,
             false => match sender.try_send(event) {
                 Ok(()) => return true,
@@ -272,7 +275,7 @@ impl TaskStreams {
                 Err(TrySendError::Closed(_)) => return false,
             },
         };
-        self.unsent.push_back((line, event));
+        self.unsent.push_back((stream, event));
         true
     }
 
@@ -282,10 +285,10 @@ impl TaskStreams {
     }
 
     /// The channel of a stream; `None` if the stream is closed.
-    fn sender(&self, line: StreamId) -> Option<mpsc::Sender<Bytes>> {
-        match self.waiting.iter().find(|waiting| waiting.line == line) {
-            Some(waiting) => Some(waiting.sender.clone()),
-            None => self.streams.as_ref()?.sender(line),
+    fn sender(&self, stream: StreamId) -> Option<mpsc::Sender<Bytes>> {
+        match self.waiting_requests.iter().find(|request| request.stream == stream) {
+            Some(request) => Some(request.sender.clone()),
+            None => self.streams.as_ref()?.sender(stream),
         }
     }
 
@@ -293,24 +296,24 @@ impl TaskStreams {
     /// for closed streams, and starts the stall timeout.
     fn blocked_sender(&mut self, now: impl FnOnce() -> Instant) -> Option<mpsc::Sender<Bytes>> {
         loop {
-            let (line, _) = self.unsent.front()?;
-            if let Some(sender) = self.sender(*line) {
-                self.drop_at.get_or_insert_with(|| now() + STALL_TIMEOUT);
+            let (stream, _) = self.unsent.front()?;
+            if let Some(sender) = self.sender(*stream) {
+                self.stall_deadline.get_or_insert_with(|| now() + STALL_TIMEOUT);
                 return Some(sender);
             }
             // The stream is closed. Its input requests are sent again on another stream.
             self.unsent.pop_front();
-            self.drop_at = None;
+            self.stall_deadline = None;
         }
     }
 
     /// Removes a stream that is closed or stalled.
-    fn remove_stream(&mut self, line: StreamId) {
-        self.unsent.retain(|(full, _)| *full != line);
-        match self.waiting.iter().position(|waits| waits.line == line) {
-            Some(at) => {
-                self.waiting.swap_remove(at);
-                self.outbox.handle_result_disconnect(line);
+    fn remove_stream(&mut self, stream: StreamId) {
+        self.unsent.retain(|(blocked, _)| *blocked != stream);
+        match self.waiting_requests.iter().position(|request| request.stream == stream) {
+            Some(index) => {
+                self.waiting_requests.swap_remove(index);
+                self.outbox.handle_result_disconnect(stream);
             }
             None => self.outbox.handle_get_stream(None),
         }
@@ -318,22 +321,22 @@ impl TaskStreams {
 }
 
 /// Waits for a slot in the full channel. `None` if the channel is closed, or has no space by the time
-/// `give_up`.
+/// `deadline`.
 async fn reserve_slot(
-    full: Option<mpsc::Sender<Bytes>>,
-    give_up: Option<Instant>,
+    blocked: Option<mpsc::Sender<Bytes>>,
+    deadline: Option<Instant>,
 ) -> Option<OwnedPermit<Bytes>> {
-    let Some(full) = full else { return pending().await };
+    let Some(blocked) = blocked else { return pending().await };
     tokio::select! {
-        permit = full.reserve_owned() => permit.ok(),
-        () = wait_until(give_up) => None,
+        permit = blocked.reserve_owned() => permit.ok(),
+        () = wait_until(deadline) => None,
     }
 }
 
 /// Waits until a request that waits for the result disconnects, and returns its index.
-async fn any_waiter_closed(waiting: &[WaitingLine]) -> usize {
+async fn any_waiter_closed(waiting: &[WaitingRequest]) -> usize {
     if waiting.is_empty() {
         return pending().await;
     }
-    select_all(waiting.iter().map(|waiting| Box::pin(waiting.sender.closed()))).await.1
+    select_all(waiting.iter().map(|request| Box::pin(request.sender.closed()))).await.1
 }

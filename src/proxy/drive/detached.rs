@@ -46,7 +46,7 @@ pub(super) struct DetachedState {
     pub(super) streams: Option<Box<TaskStreams>>,
     /// The space in the task quotas of a parked call: reserved from its first input request until the call is
     /// a task.
-    pub(super) parked: Option<Reservation>,
+    pub(super) reservation: Option<Reservation>,
     /// The write that stores the new task, while it runs.
     pub(super) storing: Option<BoxFuture<'static, Stored>>,
     /// Changes of the task record that are not stored yet.
@@ -54,7 +54,7 @@ pub(super) struct DetachedState {
     /// Messages for waiting requests whose channels are full.
     pub(super) unsent: UnsentItems,
     /// One receiver for each reply with the task's handle: resolves when the handle is delivered.
-    pub(super) committed: Vec<oneshot::Receiver<()>>,
+    pub(super) delivery_receivers: Vec<oneshot::Receiver<()>>,
     /// The latest progress message that is not stored yet.
     pub(super) progress: PendingProgress,
     /// The resume position, once the call is a task that outlives the process.
@@ -68,7 +68,7 @@ pub(super) struct DetachedState {
     /// far.
     pub(super) pending_retry: Option<Box<(InputRequired, BTreeMap<String, Bytes>)>>,
     /// Watches the task record, if the client is notified of changes of the status.
-    pub(super) changes: Option<Box<TaskWatcher>>,
+    pub(super) record_watcher: Option<Box<TaskWatcher>>,
 }
 
 /// The outcome of storing a new task: its lease. On failure, a call that was parked gets its reservation
@@ -89,31 +89,34 @@ pub(super) struct PendingProgress {
 impl DetachedState {
     /// Registers the call under a new id. `supplied` are the input responses that came with the call itself.
     pub(super) fn new(shared: &RouteContext, policy: &ToolPolicy, supplied: InputResponses) -> Box<Self> {
-        Self::with(
+        Self::from_registration(
             shared.call_registry.register(),
             OpenRequests::new(&shared.route.path, &policy.keys, supplied),
         )
     }
 
     /// Creates the state of a call that is registered already.
-    pub(super) fn with(hold: CallRegistration, book: OpenRequests) -> Box<Self> {
+    pub(super) fn from_registration(
+        registration: CallRegistration,
+        open_requests: OpenRequests,
+    ) -> Box<Self> {
         Box::new(Self {
-            registration: hold,
+            registration,
             lease: None,
-            open_requests: book,
+            open_requests,
             waiters: Vec::new(),
             streams: None,
-            parked: None,
+            reservation: None,
             storing: None,
             writes: RecordWrites::default(),
             unsent: UnsentItems::default(),
-            committed: Vec::new(),
+            delivery_receivers: Vec::new(),
             progress: PendingProgress::default(),
             anchor: None,
             is_resume_point_fixed: false,
             resume_point: None,
             pending_retry: None,
-            changes: None,
+            record_watcher: None,
         })
     }
 
@@ -121,7 +124,7 @@ impl DetachedState {
     /// neither.
     pub(super) fn write_due(&self) -> Option<Instant> {
         let progress = self.progress.due().filter(|_| !self.writes.has_progress());
-        let anchor = self.anchor.as_ref().and_then(|anchored| anchored.due());
+        let anchor = self.anchor.as_ref().and_then(|anchor_state| anchor_state.due());
         let anchor = anchor.filter(|_| !self.writes.has_anchor());
         [progress, anchor].into_iter().flatten().min()
     }
@@ -133,14 +136,14 @@ impl DetachedState {
         }
     }
 
-    /// Waits for the next event of the detached call. `is_attended` is whether a client waits for the call
+    /// Waits for the next event of the detached call. `has_waiting_client` is whether a client waits for the call
     /// itself.
     ///
     /// The future is boxed, because calls that are polled in place have no such state, and must not pay for
     /// its size. Rarely used futures within are boxed for the same reason.
     pub(super) fn next_event<'a>(
         &'a mut self,
-        is_attended: bool,
+        has_waiting_client: bool,
         deferral: Option<&'a Deferral>,
         now: impl FnOnce() -> Instant + Send + 'a,
     ) -> BoxFuture<'a, DriverEvent> {
@@ -149,16 +152,16 @@ impl DetachedState {
                 biased;
                 stored = or_pending(self.storing.as_mut()) => DriverEvent::Stored(stored),
                 (after, result) = self.writes.next() => DriverEvent::Written(after, result),
-                committed = any_committed(&mut self.committed) => DriverEvent::Committed(committed),
-                who = or_pending(is_attended.then(|| Box::pin(delivery::any_disconnected(&self.waiters)))) => {
+                committed = any_delivered(&mut self.delivery_receivers) => DriverEvent::Committed(committed),
+                who = or_pending(has_waiting_client.then(|| Box::pin(delivery::any_disconnected(&self.waiters)))) => {
                     DriverEvent::ClientDisconnected(who)
                 }
-                () = self.unsent.flush_one() => DriverEvent::Sent,
+                () = self.unsent.send_one() => DriverEvent::Sent,
                 command = self.registration.receive() => DriverEvent::Received(command),
                 happening = or_pending(self.streams.as_mut().map(|lines| Box::pin(lines.next_event(now)))) => {
                     DriverEvent::Streams(happening)
                 }
-                _ = or_pending(self.changes.as_ref().map(|changes| Box::pin(changes.changed()))) => {
+                _ = or_pending(self.record_watcher.as_ref().map(|changes| Box::pin(changes.changed()))) => {
                     DriverEvent::RecordChanged
                 }
                 anchor = or_pending(deferral.filter(|it| it.is_durable() && self.lease.is_some()).map(|it| Box::pin(it.next_anchor()))) => {
@@ -180,17 +183,17 @@ impl PendingProgress {
 
 /// Resolves with true as soon as one client has the task's handle, or with false once all have disconnected.
 /// Never resolves without receivers.
-async fn any_committed(receivers: &mut Vec<oneshot::Receiver<()>>) -> bool {
+async fn any_delivered(receivers: &mut Vec<oneshot::Receiver<()>>) -> bool {
     if receivers.is_empty() {
         return pending().await;
     }
     poll_fn(|cx| {
-        let mut at = 0;
-        while let Some(receiver) = receivers.get_mut(at) {
+        let mut index = 0;
+        while let Some(receiver) = receivers.get_mut(index) {
             match Pin::new(receiver).poll(cx) {
                 Poll::Ready(Ok(())) => return Poll::Ready(true),
-                Poll::Ready(Err(_)) => drop(receivers.swap_remove(at)),
-                Poll::Pending => at += 1,
+                Poll::Ready(Err(_)) => drop(receivers.swap_remove(index)),
+                Poll::Pending => index += 1,
             }
         }
         if receivers.is_empty() { Poll::Ready(false) } else { Poll::Pending }

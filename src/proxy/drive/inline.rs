@@ -46,7 +46,7 @@ pub(in crate::proxy) struct InlineCall {
     caller: Arc<Caller>,
     stage: InlineStage,
     /// Time spent waiting for the server.
-    waited: Duration,
+    upstream_time: Duration,
     /// Delays shutdown until the call ends, or until a detached driver, which delays it as well, drives the
     /// call.
     work: Option<TaskToken>,
@@ -89,7 +89,7 @@ impl InlineCall {
             call,
             caller: Arc::new(caller),
             stage: InlineStage::Fresh,
-            waited: Duration::ZERO,
+            upstream_time: Duration::ZERO,
         }
     }
 
@@ -106,18 +106,17 @@ impl InlineCall {
             // Refuse before the server is described, which may take long.
             return Err(Box::new(reply::refuse(&self.call, StatusCode::OK, &plan::denied_error(tool))));
         }
-        let ticketing = tickets::modern_ticket_options(&self.shared, &self.call, &self.caller, &policy);
-        let planned =
-            plan(&self.call, &self.caller, &policy, ticketing.as_ref().map(|(terms, _)| terms.after));
+        let ticket = tickets::modern_ticket_options(&self.shared, &self.call, &self.caller, &policy);
+        let planned = plan(&self.call, &self.caller, &policy, ticket.as_ref().map(|(terms, _)| terms.after));
         let attempt = match self.call.method.can_request_input() {
             true => input_requests::read_attempt(&self.shared, &self.caller, &self.call),
             false => Ok(CallAttempt::Fresh(InputResponses::default())),
         };
         let began = self.shared.clock.now();
         // A retry waits for its parked call, whatever the state of the server.
-        let is_back = matches!(attempt, Ok(CallAttempt::Retry(..)));
+        let is_retry = matches!(attempt, Ok(CallAttempt::Retry(..)));
         // Observed from here on: the client may disconnect before the call is sent.
-        let observed = (matches!(planned, Plan::Drive(DriveMode::Observe { .. })) && !is_back)
+        let observed = (matches!(planned, Plan::Drive(DriveMode::Observe { .. })) && !is_retry)
             .then(|| ObservedCall::begin(&self.shared, tool, &policy, began));
         let due = match (&planned, &attempt) {
             (
@@ -126,18 +125,18 @@ impl InlineCall {
             ) => Some(began + *after),
             _ => None,
         };
-        let (mut preparing, mut calls) = (None, None);
-        let mut prepared = match is_back {
+        let (mut preparing, mut target) = (None, None);
+        let mut prepared = match is_retry {
             // The server was described for the first attempt. It may be gone, which the driver of the parked
             // call detects.
             true => None,
             false => self.prepare_cached().map(|prepared| {
-                let ReadyServer { description, calls: its } = prepared?;
-                calls = Some(its);
+                let ReadyServer { description, calls: call_target } = prepared?;
+                target = Some(call_target);
                 Ok(description)
             }),
         };
-        if !is_back && prepared.is_none() {
+        if !is_retry && prepared.is_none() {
             let prepare = prepare(Arc::clone(&self.shared), Arc::clone(&self.call), Arc::clone(&self.caller));
             prepared = tokio::select! {
                 biased;
@@ -146,16 +145,16 @@ impl InlineCall {
                 () = self.shared.overdue.stopped() => return Err(Box::new(self.closing_reply())),
             };
         }
-        if is_back && self.call.method == Method::ToolsCall {
+        if is_retry && self.call.method == Method::ToolsCall {
             // Boxed: only retries need it, and it would enlarge every waiting call.
             Box::pin(check_param_headers(&self.shared, &self.call, &self.caller)).await?;
         }
-        if is_back || preparing.is_some() {
-            self.waited += self.shared.clock.now() - began;
+        if is_retry || preparing.is_some() {
+            self.upstream_time += self.shared.clock.now() - began;
         }
         let server = ServerCell::default();
         if let Some(prepared) = prepared {
-            server.set(prepared?);
+            server.set_description(prepared?);
         }
         let defer_after = match planned {
             Plan::Drive(DriveMode::Defer { after } | DriveMode::Ticket { after }) => Some(after),
@@ -167,25 +166,26 @@ impl InlineCall {
             }
         };
         let supplied = match attempt? {
-            CallAttempt::Fresh(answers) => answers,
+            CallAttempt::Fresh(responses) => responses,
             CallAttempt::Repeat => InputResponses::default(),
-            CallAttempt::Retry(id, answers) => {
+            CallAttempt::Retry(parked_call, responses) => {
                 let (shared, caller, call) = (&self.shared, &self.caller, &self.call);
-                let back = input_requests::resume_parked(shared, caller, call, &id, answers, defer_after);
-                let items = Box::pin(back).await?;
+                let resumption =
+                    input_requests::resume_parked(shared, caller, call, &parked_call, responses, defer_after);
+                let items = Box::pin(resumption).await?;
                 self.follow_detached(items);
                 return Ok(());
             }
         };
-        let turn = self.admit(tool)?;
+        let admission = self.admit(tool)?;
         // Present if the server is still being described.
-        let late = preparing.filter(|_| !server.is_known());
-        let span = CallSpan::of_call(&self.shared, &mut self.call);
+        let pending_preparation = preparing.filter(|_| !server.is_known());
+        let span = CallSpan::begin_for_call(&self.shared, &mut self.call);
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
-        let deferral = defer_after.map(|_| Deferral::new(self.shared.ledger.outlives()));
-        let replies = match (late, calls) {
-            (None, Some(calls)) => calls.call(own_ids::next(), call, deferral.clone()),
-            (None, None) => shared.upstream.call(outgoing(call, caller, deferral.clone())),
+        let deferral = defer_after.map(|_| Deferral::new(self.shared.ledger.is_durable()));
+        let replies = match (pending_preparation, target) {
+            (None, Some(target)) => target.call(own_ids::next(), call, deferral.clone()),
+            (None, None) => shared.upstream.call(outgoing_call(call, caller, deferral.clone())),
             (Some(preparing), _) => {
                 call_when_prepared(preparing, shared, call, caller, &server, deferral.clone())
             }
@@ -197,7 +197,7 @@ impl InlineCall {
             .then(|| shared.call_limits(tool, caller.principal, deferral.as_ref()));
         let limits = limits.flatten();
         let (replies, dequeued) = match &limits {
-            Some(limits) => limits.limit_replies(turn, replies, &shared.clock),
+            Some(limits) => limits.limit_replies(admission, replies, &shared.clock),
             None => (replies, None),
         };
         let canonical = CanonicalForm {
@@ -205,10 +205,10 @@ impl InlineCall {
             caller: Arc::clone(caller),
             server,
             binding: None,
-            refused: None,
+            missing_capability: None,
             supplied,
             deferral,
-            ticketing: ticketing.map(|(_, ticketing)| Box::new(ticketing)),
+            ticket_options: ticket.map(|(_, options)| Box::new(options)),
             progress: None,
             began,
         };
@@ -229,9 +229,9 @@ impl InlineCall {
         if self.shared.limiters.is_none() || self.call.method != Method::ToolsCall {
             return Ok(None);
         }
-        self.shared.admit(std::iter::once(tool), self.caller.principal).map_err(|refused| {
-            let mut reply = reply::refuse(&self.call, StatusCode::OK, &refused.record_and_build_error());
-            reply.headers.extend(refused.retry_after().map(|wait| (header::RETRY_AFTER, wait)));
+        self.shared.admit(std::iter::once(tool), self.caller.principal).map_err(|refusal| {
+            let mut reply = reply::refuse(&self.call, StatusCode::OK, &refusal.record_and_build_error());
+            reply.headers.extend(refusal.retry_after().map(|wait| (header::RETRY_AFTER, wait)));
             Box::new(reply)
         })
     }
@@ -242,11 +242,11 @@ impl InlineCall {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let server = shared.upstream.ready_server(&CallerIdentity::of(caller))?;
         if call.method == Method::ToolsCall
-            && let Err(refused) = shared.peek_tool_list(caller, |catalogue| {
-                catalogue.map_or(Ok(()), |catalogue| compare_param_headers(call, catalogue))
+            && let Err(refusal) = shared.peek_tool_list(caller, |param_headers| {
+                param_headers.map_or(Ok(()), |param_headers| compare_param_headers(call, param_headers))
             })?
         {
-            return Some(Err(refused));
+            return Some(Err(refusal));
         }
         Some(Ok(server))
     }
@@ -256,15 +256,15 @@ impl InlineCall {
     async fn step(&mut self) -> Option<ReplyItem> {
         let InlineStage::Inline { driver } = &mut self.stage else { return None };
         let began = self.shared.clock.now();
-        let happening = driver.next_event().await;
+        let driver_event = driver.next_event().await;
         let now = self.shared.clock.now();
-        self.waited += now - began;
+        self.upstream_time += now - began;
         driver.stop_making_tasks();
         driver.exchange.observe_time(now);
-        match happening {
+        match driver_event {
             DriverEvent::Server(UpstreamEvent::Notification(frame)) => {
                 if let CallForm::Canonical(canonical) = &mut driver.form {
-                    canonical.note_progress(&frame);
+                    canonical.remember_progress(&frame);
                 }
                 return modern::translate_notification(&self.call, &frame).map(ReplyItem::Notification);
             }
@@ -272,15 +272,15 @@ impl InlineCall {
                 event @ (UpstreamEvent::ServerRequest(_) | UpstreamEvent::InputRequired(_)),
             ) => {
                 if let CallForm::Canonical(canonical) = &mut driver.form
-                    && let Some(first) = canonical.detach_reason(&self.shared.route.path, event)
+                    && let Some(reason) = canonical.detach_reason(&self.shared.route.path, event)
                 {
-                    self.detach(first);
+                    self.detach(reason);
                 }
                 return None;
             }
             DriverEvent::Server(UpstreamEvent::RequestCancelled { .. }) | DriverEvent::Dequeued => {}
             DriverEvent::Server(UpstreamEvent::Final(response)) => driver.end(CallEnd::Response(response)),
-            DriverEvent::Server(UpstreamEvent::Lost(lost)) => driver.end(CallEnd::Lost(lost)),
+            DriverEvent::Server(UpstreamEvent::Lost(call_error)) => driver.end(CallEnd::Lost(call_error)),
             DriverEvent::Due => driver.exchange.handle_timeout(now),
             DriverEvent::Draining => driver.exchange.handle_drain(now),
             DriverEvent::Overdue => driver.end(CallEnd::Lost(CallError::Closing)),
@@ -305,7 +305,7 @@ impl InlineCall {
                     ticket_call::add_ticket_tools(&self.shared, &self.call, &self.caller, &mut reply);
                 }
                 if let Some(observed) = &mut driver.observed {
-                    observed.record_outcome(reply.account.outcome);
+                    observed.record_outcome(reply.summary.outcome);
                 }
                 Some(self.final_reply(reply))
             }
@@ -330,7 +330,7 @@ impl InlineCall {
     }
 
     /// Moves the call to a runtime task of its own, which first handles the reason for the move.
-    fn detach(&mut self, first: DetachReason) {
+    fn detach(&mut self, reason: DetachReason) {
         let InlineStage::Inline { driver } = std::mem::replace(&mut self.stage, InlineStage::Done) else {
             return;
         };
@@ -339,7 +339,7 @@ impl InlineCall {
         // The request body is not needed any more, and may be megabytes.
         self.call = Arc::new(self.call.without_bytes());
         let (call, capabilities) = (Box::new(Call::clone(&self.call)), Arc::clone(&self.caller.capabilities));
-        driver.detach(CallWaiter { target: ReplyTarget::Canonical { call, capabilities }, items }, first);
+        driver.detach(CallWaiter { target: ReplyTarget::Canonical { call, capabilities }, items }, reason);
         self.follow_detached(received);
     }
 
@@ -351,12 +351,12 @@ impl InlineCall {
 
     /// The reply to a call that was not sent before the drain time was over.
     fn closing_reply(&self) -> CallReply {
-        reply::to_client(&self.call, &self.shared.route, CallEnd::Lost(CallError::Closing), None)
+        reply::call_end_reply(&self.call, &self.shared.route, CallEnd::Lost(CallError::Closing), None)
     }
 
     /// Ends the stream of messages with this reply.
     fn final_reply(&mut self, mut reply: CallReply) -> ReplyItem {
-        reply.account.upstream = self.waited;
+        reply.summary.upstream_time = self.upstream_time;
         self.stage = InlineStage::Done;
         ReplyItem::Reply(reply)
     }
@@ -379,7 +379,7 @@ impl ReplySource for InlineCall {
                 }
                 InlineStage::Detached { items, since } => match items.recv().await {
                     Some(ReplyItem::Reply(reply)) => {
-                        self.waited += self.shared.clock.now() - *since;
+                        self.upstream_time += self.shared.clock.now() - *since;
                         return Some(self.final_reply(reply));
                     }
                     other => return other,
@@ -392,11 +392,10 @@ impl ReplySource for InlineCall {
 
 /// Describes the server, and checks the call against the server's tools; may wait for the server.
 async fn prepare(shared: Arc<RouteContext>, call: Arc<Call>, caller: Arc<Caller>) -> PrepareResult {
-    let server = shared
-        .upstream
-        .describe(&CallerIdentity::of(&caller))
-        .await
-        .map_err(|lost| Box::new(reply::to_client(&call, &shared.route, CallEnd::Lost(lost), None)))?;
+    let server =
+        shared.upstream.describe(&CallerIdentity::of(&caller)).await.map_err(|lost| {
+            Box::new(reply::call_end_reply(&call, &shared.route, CallEnd::Lost(lost), None))
+        })?;
     if call.method == Method::ToolsCall {
         check_param_headers(&shared, &call, &caller).await?;
     }
@@ -404,7 +403,7 @@ async fn prepare(shared: Arc<RouteContext>, call: Arc<Call>, caller: Arc<Caller>
 }
 
 /// The call for the upstream, with a new request id.
-fn outgoing(call: &Arc<Call>, caller: &Caller, deferral: Option<Deferral>) -> OutgoingCall {
+fn outgoing_call(call: &Arc<Call>, caller: &Caller, deferral: Option<Deferral>) -> OutgoingCall {
     OutgoingCall { id: own_ids::next(), call: Arc::clone(call), caller: CallerIdentity::of(caller), deferral }
 }
 
@@ -422,16 +421,16 @@ fn call_when_prepared(
     let server = server.clone();
     let replies = async move {
         match preparing.await {
-            Ok(known) => {
-                server.set(known);
-                shared.upstream.call(outgoing(&call, &caller, deferral))
+            Ok(description) => {
+                server.set_description(description);
+                shared.upstream.call(outgoing_call(&call, &caller, deferral))
             }
             Err(refusal) => {
-                let refused = match Frame::parse(refusal.body) {
+                let event = match Frame::parse(refusal.body) {
                     Ok(frame) => UpstreamEvent::Final(CallResponse::relayed(frame)),
                     Err(error) => UpstreamEvent::Lost(CallError::Invalid(error.to_string())),
                 };
-                stream::once(ready(refused)).boxed()
+                stream::once(ready(event)).boxed()
             }
         }
     };
@@ -448,21 +447,21 @@ async fn check_param_headers(
     call: &Call,
     caller: &Caller,
 ) -> Result<(), Box<CallReply>> {
-    let Some(catalogue) = shared.tool_list(caller).await else { return Ok(()) };
-    compare_param_headers(call, &catalogue)
+    let Some(param_headers) = shared.tool_list(caller).await else { return Ok(()) };
+    compare_param_headers(call, &param_headers)
 }
 
 /// Compares the `Mcp-Param-*` headers of a call with its arguments, given the server's tools.
 ///
 /// # Errors
 /// The reply that refuses a call with a mismatch.
-fn compare_param_headers(call: &Call, catalogue: &ToolParamHeaders) -> Result<(), Box<CallReply>> {
-    let wanted = catalogue.headers_of_tool(call.target.as_deref().unwrap_or_default());
-    if wanted.is_empty() {
+fn compare_param_headers(call: &Call, param_headers: &ToolParamHeaders) -> Result<(), Box<CallReply>> {
+    let mirrored = param_headers.headers_of_tool(call.target.as_deref().unwrap_or_default());
+    if mirrored.is_empty() {
         return Ok(());
     }
     let arguments = call.params.as_ref().and_then(|params| params.get("arguments"));
-    headers::check_params(wanted, arguments.as_ref(), &call.headers).map_err(|mismatch| {
+    headers::check_params(mirrored, arguments.as_ref(), &call.headers).map_err(|mismatch| {
         let error = ErrorObject::new(code::HEADER_MISMATCH, mismatch.to_string());
         Box::new(reply::refuse(call, StatusCode::BAD_REQUEST, &error))
     })
@@ -470,7 +469,7 @@ fn compare_param_headers(call: &Call, catalogue: &ToolParamHeaders) -> Result<()
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{StandIn, TASKS, call, endpoint, response};
+    use super::super::tests::{TASKS, TestServer, call, endpoint, response};
     use super::*;
     use crate::{policy, runtime::Clock, upstream::Upstream};
     use serde_json::{Value, json};
@@ -479,7 +478,7 @@ mod tests {
 
     /// A server whose handshake and tool list each take `preparing`. It answers calls with the result
     /// `answer`, or never.
-    fn slow(preparing: Duration, answer: Option<&'static str>) -> impl Upstream {
+    fn slow_server(preparing: Duration, answer: Option<&'static str>) -> impl Upstream {
         let answers = move |outgoing: OutgoingCall| {
             let (takes, result) = match outgoing.call.method {
                 Method::ToolsList => (preparing, Some(r#"{"tools":[]}"#)),
@@ -492,11 +491,11 @@ mod tests {
             })
             .boxed()
         };
-        StandIn { preparing, answers }
+        TestServer { preparing, answers }
     }
 
     /// The response to a client with task support, and how long it took.
-    async fn called(server: impl Upstream, defer: policy::DeferPolicy) -> (Value, Duration) {
+    async fn call_and_time(server: impl Upstream, defer: policy::DeferPolicy) -> (Value, Duration) {
         let (endpoint, clock) = endpoint(server, defer);
         let began = clock.now();
         let answer = call(&endpoint, "tools/call", TASKS, json!({ "name": "t" })).await;
@@ -508,8 +507,8 @@ mod tests {
         let (second, after) = (Duration::from_secs(1), Duration::from_secs(5));
         let defer = policy::DeferPolicy { after, ..policy::DeferPolicy::default() };
         for preparing in [0, 1, 2, 3, 60] {
-            let server = slow(preparing * second, None);
-            let (answer, took) = called(server, defer.clone()).await;
+            let server = slow_server(preparing * second, None);
+            let (answer, took) = call_and_time(server, defer.clone()).await;
             assert_eq!(answer["result"]["resultType"], "task", "{answer:#}");
             assert_eq!(took, after, "{preparing}");
         }
@@ -520,7 +519,8 @@ mod tests {
         let tools = r#"{"tools":[{"name":"t","inputSchema":{"type":"object","properties":{"p":{"type":"string","x-mcp-header":"P"}}}}]}"#;
         let minute = Duration::from_secs(60);
         let answers = move |_: OutgoingCall| stream::once(ready(response(tools))).boxed();
-        let (endpoint, _) = endpoint(StandIn { preparing: minute, answers }, policy::DeferPolicy::default());
+        let (endpoint, _) =
+            endpoint(TestServer { preparing: minute, answers }, policy::DeferPolicy::default());
         let params = json!({ "name": "t", "arguments": { "p": "unmirrored" } });
         let task = call(&endpoint, "tools/call", TASKS, params).await;
         let id = &task["result"]["taskId"];
@@ -534,8 +534,8 @@ mod tests {
     async fn mode_always_always_makes_a_task() {
         let defer = policy::DeferPolicy { mode: Mode::Always, ..policy::DeferPolicy::default() };
         for _ in 0..20 {
-            let server = slow(Duration::ZERO, Some(r#"{"content":[]}"#));
-            let (answer, _) = called(server, defer.clone()).await;
+            let server = slow_server(Duration::ZERO, Some(r#"{"content":[]}"#));
+            let (answer, _) = call_and_time(server, defer.clone()).await;
             assert_eq!(answer["result"]["resultType"], "task", "{answer:#}");
         }
     }

@@ -209,11 +209,12 @@ impl CallDriver {
         waiter: CallWaiter,
     ) -> Box<Self> {
         let (deadlines, began) = (deadlines(shared, Some(defer_after), native.view), native.began);
-        let manner = match native.view {
+        let input_delivery = match native.view {
             TaskView::Ticket => InputDelivery::Ticket,
             TaskView::Extension | TaskView::Experimental => InputDelivery::Stream,
         };
-        let mut driver = Self::native(shared, native, replies, Exchange::new(manner, deadlines, began));
+        let mut driver =
+            Self::native(shared, native, replies, Exchange::new(input_delivery, deadlines, began));
         driver.detached().waiters.push(waiter);
         driver
     }
@@ -230,14 +231,14 @@ impl CallDriver {
     ) -> Result<(Box<Self>, Vec<u8>), TaskAdmissionError> {
         let exchange =
             Exchange::stored_task(InputDelivery::Stream, deadlines(shared, None, TaskView::Experimental));
-        let reader = native.reader;
+        let reader = native.result_format;
         let mut driver = Self::native(shared, native, replies, exchange);
-        let record = driver.record(TaskTrigger::Request);
-        let created = NativeForm::create_result(shared, &record, reader);
+        let record = driver.task_record(TaskTrigger::Request);
+        let task_result = NativeForm::task_result(shared, &record, reader);
         // The call is not sent before `replies` is polled.
         driver.detached().lease = Some(shared.ledger.admit(record).await?);
         driver.become_task();
-        Ok((driver, created))
+        Ok((driver, task_result))
     }
 
     fn native(
@@ -263,19 +264,19 @@ impl CallDriver {
         })
     }
 
-    /// Moves the call to a runtime task of its own, which first handles the reason `first`. `waiter` receives
+    /// Moves the call to a runtime task of its own, which reason handles the reason `reason`. `waiter` receives
     /// the call's messages.
-    fn detach(mut self, waiter: CallWaiter, first: DetachReason) {
+    fn detach(mut self, waiter: CallWaiter, reason: DetachReason) {
         if let CallForm::Canonical(canonical) = &mut self.form {
             canonical.detach(&self.shared);
             let supplied = std::mem::take(&mut canonical.supplied).detached();
-            let mut held = DetachedState::new(&self.shared, &self.policy, supplied);
-            held.waiters.push(waiter);
-            self.detached = Some(held);
+            let mut detached = DetachedState::new(&self.shared, &self.policy, supplied);
+            detached.waiters.push(waiter);
+            self.detached = Some(detached);
         }
         let shared = Arc::clone(&self.shared);
         let mut driver = Box::new(self);
-        match first {
+        match reason {
             DetachReason::Store => {
                 let storing = driver.store();
                 driver.detached().storing = Some(storing);
@@ -297,29 +298,30 @@ impl CallDriver {
         if let Some(mut observed) = self.observed.take() {
             observed.set_would_defer(false);
         }
-        if let Some(held) = &mut self.detached {
-            self.span.record_task(held.registration.id());
-            held.lease.iter_mut().for_each(TaskLease::begin);
+        if let Some(detached) = &mut self.detached {
+            self.span.record_task(detached.registration.id());
+            detached.lease.iter_mut().for_each(TaskLease::mark_created);
         }
         self.start_task();
     }
 
     /// Starts delivery of the task's messages to a legacy client.
     fn start_task(&mut self) {
-        let (CallForm::Native(native), Some(held)) = (&mut self.form, &mut self.detached) else { return };
+        let (CallForm::Native(native), Some(detached)) = (&mut self.form, &mut self.detached) else { return };
         native.deferral.mark_deferred();
-        native.opening = native.read_stream(&self.shared);
-        held.streams = Some(Box::new(native.streams(&self.shared)));
-        held.changes = Some(Box::new(self.shared.ledger.watchers.watch_own(held.registration.id().clone())));
+        native.stream_opening = native.ensure_stream_is_read(&self.shared);
+        detached.streams = Some(Box::new(native.follow_streams(&self.shared)));
+        detached.record_watcher =
+            Some(Box::new(self.shared.ledger.watchers.watch_own(detached.registration.id().clone())));
     }
 
     /// Waits, for a short time at most, until the GET stream of the client's session is open: the server's
     /// first message may be an input request on that stream. Called before the call is sent.
-    pub(super) async fn is_listened_to(&mut self) {
+    pub(super) async fn wait_until_listening(&mut self) {
         if let CallForm::Native(native) = &mut self.form
-            && let Some(opening) = native.opening.take()
+            && let Some(opening) = native.stream_opening.take()
         {
-            opening.settled().await;
+            opening.wait().await;
         }
     }
 
@@ -335,7 +337,7 @@ impl CallDriver {
             while let Some(action) = self.exchange.poll_action() {
                 self.carry_out(action);
             }
-            self.abandon();
+            self.discard_abandoned_task();
             if self.exchange.is_done() {
                 if self.detached().writes.is_empty() {
                     return Box::pin(self.close()).await;
@@ -343,15 +345,15 @@ impl CallDriver {
             } else {
                 self.send_queued_requests();
                 // Never after the end of the task, which needs no anchor.
-                if self.exchange.is_outcome_open() && self.has_new_questions() {
-                    self.write_anchor();
+                if self.exchange.is_outcome_open() && self.has_changed_requests() {
+                    self.queue_anchor();
                 }
             }
             match self.next_event().await {
                 // Boxed, because this branch is rare and the size of the loop's future is the memory cost of
                 // each task.
-                DriverEvent::Overdue if self.can_be_released() => Box::pin(self.release_or_end()).await,
-                happening => self.handle(happening),
+                DriverEvent::Overdue if self.can_be_released() => Box::pin(self.release_or_end_call()).await,
+                driver_event => self.handle(driver_event),
             }
         }
     }
@@ -359,32 +361,32 @@ impl CallDriver {
     /// Waits for the next event of the call, polled in place or detached.
     async fn next_event(&mut self) -> DriverEvent {
         let is_parked = self.exchange.phase() == ExchangePhase::Parked;
-        let is_attended = self.exchange.has_waiting_client();
+        let has_waiting_client = self.exchange.has_waiting_client();
         let clock = &self.shared.clock;
         // The server is not read while the clients do not read their messages.
         let is_read = self.exchange.is_awaiting_server()
-            && self.detached.as_mut().is_none_or(|held| {
+            && self.detached.as_mut().is_none_or(|detached| {
                 // The messages of a task go to the task's streams, not to waiting requests.
-                (!is_attended || !held.unsent.holds_up(&held.waiters))
-                    && held.writes.len() < MAX_OPEN
-                    && held.streams.as_mut().is_none_or(|lines| !lines.has_backlog(|| clock.now()))
+                (!has_waiting_client || !detached.unsent.are_all_blocked(&detached.waiters))
+                    && detached.writes.len() < MAX_OPEN
+                    && detached.streams.as_mut().is_none_or(|streams| !streams.has_backlog(|| clock.now()))
             });
         // With a store in memory a task would be lost with the process. Then shutdown makes no tasks
         // (`stop_making_tasks`), and the waiting client gets the result if it arrives in time.
-        let drains = self.exchange.can_defer() && self.shared.ledger.outlives();
+        let can_drain = self.exchange.can_defer() && self.shared.ledger.is_durable();
         // Boxed, because the future is rarely used and its size would be a cost of each call.
-        let draining = drains.then(|| Box::pin(self.shared.stopping.stopped()));
+        let draining = can_drain.then(|| Box::pin(self.shared.stopping.stopped()));
         let write_due = self.detached.as_ref().filter(|_| self.exchange.is_outcome_open());
-        let write_due = write_due.and_then(|held| held.write_due());
+        let write_due = write_due.and_then(|detached| detached.write_due());
         let deferral = self.form.deferral();
         let now = || clock.now();
-        let held = self.detached.as_deref_mut();
+        let detached = self.detached.as_deref_mut();
         tokio::select! {
             // Handle client events first: a message to a client that disconnected or cancelled would be
             // dropped. A result at the deadline precedes the threshold: a handle would only cost a poll.
             biased;
             // Absent while the call is polled in place: then a disconnect drops the driver.
-            happening = or_pending(held.map(|held| held.next_event(is_attended, deferral, now))) => happening,
+            happening = or_pending(detached.map(|held| held.next_event(has_waiting_client, deferral, now))) => happening,
             happening = wait_dequeued(&mut self.dequeued) => happening,
             event = next_reply(&mut self.replies), if is_read => DriverEvent::Server(event),
             happening = next_due(self.exchange.poll_timeout(), write_due) => happening,
@@ -399,44 +401,44 @@ impl CallDriver {
     }
 
     /// Handles an event of a detached call.
-    fn handle(&mut self, happening: DriverEvent) {
+    fn handle(&mut self, driver_event: DriverEvent) {
         let now = self.shared.clock.now();
         self.stop_making_tasks();
         self.exchange.observe_time(now);
-        match happening {
+        match driver_event {
             DriverEvent::Stored(stored) => {
                 let is_stored = stored.is_ok();
-                let held = self.detached();
-                held.storing = None;
+                let detached = self.detached();
+                detached.storing = None;
                 match stored {
-                    Ok(task) => held.lease = Some(task),
-                    Err(reservation) => self.not_stored(reservation),
+                    Ok(task) => detached.lease = Some(task),
+                    Err(reservation) => self.handle_not_stored(reservation),
                 }
                 self.exchange.handle_stored(is_stored, now);
             }
-            DriverEvent::Written(after, result) => self.handle_written(after, result),
+            DriverEvent::Written(follow_up, result) => self.handle_written(follow_up, result),
             DriverEvent::Sent => {}
-            DriverEvent::ClientDisconnected(who) => {
-                self.detached().waiters.swap_remove(who);
+            DriverEvent::ClientDisconnected(index) => {
+                self.detached().waiters.swap_remove(index);
                 if self.detached().waiters.is_empty() {
                     self.exchange.handle_disconnect();
                 }
             }
             DriverEvent::Committed(true) => {
-                self.detached().committed.clear();
+                self.detached().delivery_receivers.clear();
                 self.exchange.handle_committed();
             }
             DriverEvent::Committed(false) => self.exchange.handle_disconnect(),
-            DriverEvent::Received(control) => self.receive(control),
-            DriverEvent::Streams(happening) => {
-                let DetachedState { open_requests: book, streams: lines, .. } = self.detached();
-                let is_gone = lines
-                    .as_mut()
-                    .is_some_and(|lines| lines.handle(happening, |ask| book.get(ask).is_some()));
-                if is_gone {
+            DriverEvent::Received(command) => self.receive(command),
+            DriverEvent::Streams(stream_event) => {
+                let DetachedState { open_requests, streams, .. } = self.detached();
+                let is_stream_gone = streams.as_mut().is_some_and(|streams| {
+                    streams.handle(stream_event, |input| open_requests.get(input).is_some())
+                });
+                if is_stream_gone {
                     // The remaining waiting requests check whether their clients can receive the input
                     // requests that were sent to the disconnected client.
-                    self.shared.ledger.watchers.announce_to_waiters(self.id());
+                    self.shared.ledger.watchers.wake_waiters(self.id());
                 }
             }
             DriverEvent::RecordChanged => self.send_status(),
@@ -445,10 +447,10 @@ impl CallDriver {
             DriverEvent::WriteDue => {
                 let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
                 if is_due(self.detached().progress.due()) {
-                    self.write_progress();
+                    self.queue_progress();
                 }
-                if is_due(self.detached().anchor.as_ref().and_then(|anchored| anchored.due())) {
-                    self.write_anchor();
+                if is_due(self.detached().anchor.as_ref().and_then(|anchor_state| anchor_state.due())) {
+                    self.queue_anchor();
                 }
             }
             DriverEvent::Dequeued => self.set_status_message(RUNNING_MESSAGE, now),
@@ -462,44 +464,49 @@ impl CallDriver {
     /// Prevents the call from becoming a task once the route makes no more tasks. Called before an event is
     /// handled, so that a threshold that is reached at the same time has no effect.
     fn stop_making_tasks(&mut self) {
-        if !self.shared.makes_tasks() {
+        if !self.shared.can_make_tasks() {
             self.exchange.handle_tasks_disabled();
         }
     }
 
     /// Handles a command from the call's mailbox.
-    fn receive(&mut self, control: CallCommand) {
-        match control {
+    fn receive(&mut self, command: CallCommand) {
+        match command {
             CallCommand::Attach(LocalRequest::Retry(retry)) => self.receive_retry(*retry),
-            CallCommand::Message(MailboxMessage::Responses(answers)) => {
-                for (key, response) in answers {
+            CallCommand::Message(MailboxMessage::Responses(responses)) => {
+                for (key, response) in responses {
                     self.handle_response(&key, Ok(response), true);
                 }
             }
             CallCommand::Message(MailboxMessage::RawResponse(key, outcome)) => {
                 self.handle_response(&key, outcome, false);
             }
-            CallCommand::Message(MailboxMessage::Undeclared(key)) => self.undeclared(key),
+            CallCommand::Message(MailboxMessage::Undeclared(key)) => self.refuse_undeclared(key),
             CallCommand::Message(MailboxMessage::Sent(keys)) => {
                 keys.iter().for_each(|key| self.detached().open_requests.mark_sent(key));
             }
-            CallCommand::Attach(LocalRequest::ResultWaiter(sender, askable)) => {
-                let DetachedState { open_requests: book, streams: lines, .. } = self.detached();
-                let fresh = || {
-                    let mut lines = TaskStreams::default();
+            CallCommand::Attach(LocalRequest::ResultWaiter(sender, input_filter)) => {
+                let DetachedState { open_requests, streams, .. } = self.detached();
+                let create_streams = || {
+                    let mut streams = TaskStreams::default();
                     // Without streams so far, the client of the task is of the other era, and no input
                     // request has been sent on a stream.
-                    book.ids().into_iter().for_each(|ask| lines.queue_request(ask, false));
-                    Box::new(lines)
+                    open_requests
+                        .numbers()
+                        .into_iter()
+                        .for_each(|input| streams.queue_input_request(input, false));
+                    Box::new(streams)
                 };
-                lines.get_or_insert_with(fresh).add_waiter(sender, askable, |ask| book.get(ask).is_some());
+                streams
+                    .get_or_insert_with(create_streams)
+                    .add_waiter(sender, input_filter, |input| open_requests.get(input).is_some());
             }
             CallCommand::Message(MailboxMessage::Cancelled(CancelTarget::Request)) => {
-                self.span.event("deferral.call.taken_back", &[]);
+                self.span.add_event("deferral.call.taken_back", &[]);
                 self.exchange.handle_request_cancelled();
             }
             CallCommand::Message(MailboxMessage::Cancelled(CancelTarget::Task)) => {
-                self.span.event("deferral.task.cancelled", &[]);
+                self.span.add_event("deferral.task.cancelled", &[]);
                 self.exchange.handle_task_cancelled();
             }
         }
@@ -513,28 +520,28 @@ impl CallDriver {
                 self.replies = None;
                 self.reply(&end);
             }
-            ExchangeAction::RequestInput(asks) => self.send_input_required(&asks),
-            ExchangeAction::RequestOnStream(ask) => self.send_inline(ask),
+            ExchangeAction::RequestInput(inputs) => self.send_input_required(&inputs),
+            ExchangeAction::RequestOnStream(input) => self.send_inline(input),
             ExchangeAction::Store => {
                 let storing = self.store();
                 self.detached().storing = Some(storing);
             }
             ExchangeAction::ReplyTask => {
                 // The reservation is replaced by the task.
-                self.detached().parked = None;
+                self.detached().reservation = None;
                 self.become_task();
                 self.send_handle();
             }
-            ExchangeAction::RequestInTask(ask) => self.add_to_task(ask),
-            ExchangeAction::Withdraw(ask) => self.handle_withdrawn(ask),
-            ExchangeAction::Decline(ask) => self.detached().open_requests.decline(ask),
-            ExchangeAction::ExpireInput(ask) => self.expire_request(ask),
+            ExchangeAction::RequestInTask(input) => self.add_to_task(input),
+            ExchangeAction::Withdraw(input) => self.handle_withdrawn(input),
+            ExchangeAction::Decline(input) => self.detached().open_requests.decline(input),
+            ExchangeAction::ExpireInput(input) => self.expire_request(input),
             ExchangeAction::RetryUpstream => self.retry_call(),
-            ExchangeAction::StoreResult(end) => self.settle(end),
-            ExchangeAction::RemoveTask => self.discard_task(),
+            ExchangeAction::StoreResult(end) => self.store_end(end),
+            ExchangeAction::RemoveTask => self.queue_discard(),
             ExchangeAction::CancelUpstream => {
                 self.send_status();
-                let open = self.withdraw_all("the task has ended");
+                let open = self.withdraw_all_requests("the task has ended");
                 self.replies = None;
                 // Dropping the input requests refuses them. This follows the cancellation, because some
                 // servers fail on a response just before a cancellation.
@@ -545,19 +552,19 @@ impl CallDriver {
 
     /// If the call was abandoned while its task is being stored, lets the ledger discard the task once it is
     /// stored.
-    fn abandon(&mut self) {
+    fn discard_abandoned_task(&mut self) {
         if self.exchange.phase() != ExchangePhase::Abandoned {
             return;
         }
         let ledger = Arc::clone(&self.shared.ledger);
-        let held = self.detached();
-        if let Some(storing) = held.storing.take() {
-            let forgotten = ledger.discard_once_stored(storing);
-            let forgotten = async move {
-                forgotten.await;
+        let detached = self.detached();
+        if let Some(storing) = detached.storing.take() {
+            let discarded = ledger.discard_once_stored(storing);
+            let discard_write = async move {
+                discarded.await;
                 Ok(UpdateOutcome::Unknown)
             };
-            held.writes.push(WriteFollowUp::Nothing, Box::pin(forgotten));
+            detached.writes.push(WriteFollowUp::Nothing, Box::pin(discard_write));
             self.exchange.handle_stored(false, self.shared.clock.now());
         }
     }
@@ -566,80 +573,80 @@ impl CallDriver {
     async fn close(mut self: Box<Self>) {
         let unsent = std::mem::take(&mut self.detached().unsent);
         if !unsent.is_empty() {
-            self.shared.stopping.spawn(unsent.flush());
+            self.shared.stopping.spawn(unsent.send_all());
         }
         self.record_fate();
         self.send_status();
-        let open = self.withdraw_all("the task has ended");
+        let open = self.withdraw_all_requests("the task has ended");
         self.replies = None;
         drop(open);
         // Only after the end of the call, because no client may receive the handle of a discarded task.
-        let mut late = std::mem::take(&mut self.detached().waiters);
-        for control in self.detached().registration.close() {
-            if let CallCommand::Attach(LocalRequest::Retry(retry)) = control {
-                late.push(retry.waiter);
+        let mut late_waiters = std::mem::take(&mut self.detached().waiters);
+        for command in self.detached().registration.close() {
+            if let CallCommand::Attach(LocalRequest::Retry(retry)) = command {
+                late_waiters.push(retry.waiter);
             }
         }
-        late.into_iter().for_each(|waiter| self.refuse_late(waiter));
-        self.release_anchor().await;
+        late_waiters.into_iter().for_each(|waiter| self.reply_to_late_retry(waiter));
+        self.remove_cancelled_anchor().await;
     }
 
     /// Handles an event of the server.
     fn handle_server_event(&mut self, event: UpstreamEvent) {
         match event {
             UpstreamEvent::Notification(frame) => self.handle_notification(&frame),
-            UpstreamEvent::ServerRequest(question) => self.handle_input_request(question),
+            UpstreamEvent::ServerRequest(pending) => self.handle_input_request(pending),
             UpstreamEvent::RequestCancelled { id } => {
-                if let Some(ask) = self.detached().open_requests.by_id(&id) {
-                    self.exchange.handle_input_withdrawn(ask);
+                if let Some(input) = self.detached().open_requests.find_by_id(&id) {
+                    self.exchange.handle_input_withdrawn(input);
                 }
             }
-            UpstreamEvent::InputRequired(turned_over) => self.handle_input_required(turned_over),
+            UpstreamEvent::InputRequired(input_required) => self.handle_input_required(input_required),
             UpstreamEvent::Final(response) => self.end(CallEnd::Response(response)),
-            UpstreamEvent::Lost(lost) => self.end(CallEnd::Lost(lost)),
+            UpstreamEvent::Lost(call_error) => self.end(CallEnd::Lost(call_error)),
         }
     }
 
     /// Forwards a notification of the server to the waiting clients or to the task's streams, and remembers
     /// progress.
     fn handle_notification(&mut self, frame: &Frame) {
-        let (now, is_attended) = (self.shared.clock.now(), self.exchange.has_waiting_client());
+        let (now, has_waiting_client) = (self.shared.clock.now(), self.exchange.has_waiting_client());
         if let Some(message) = status_message::of_progress(frame)
-            && !is_attended
+            && !has_waiting_client
         {
             let progress = &mut self.detached().progress;
             progress.message = Some(message);
             progress.not_before.get_or_insert(now);
         }
-        let Some(held) = &mut self.detached else { return };
+        let Some(detached) = &mut self.detached else { return };
         match &mut self.form {
             CallForm::Canonical(canonical) => {
-                if is_attended {
-                    canonical.note_progress(frame);
+                if has_waiting_client {
+                    canonical.remember_progress(frame);
                 }
-                for waiter in &held.waiters {
+                for waiter in &detached.waiters {
                     if let ReplyTarget::Canonical { call, .. } = &waiter.target
                         && let Some(notice) = modern::translate_notification(call, frame)
                     {
-                        held.unsent.send(waiter, ReplyItem::Notification(notice));
+                        detached.unsent.send(waiter, ReplyItem::Notification(notice));
                     }
                 }
             }
-            CallForm::Native(native) if is_attended => {
+            CallForm::Native(native) if has_waiting_client => {
                 if native.view == TaskView::Ticket
                     && let Some(progress) = status_message::of_progress(frame)
                 {
                     native.progress = Some(progress);
                 }
                 if let Some(message) = native.inline_message(frame) {
-                    held.send_to_waiters(&message);
+                    detached.send_to_waiters(&message);
                 }
             }
             CallForm::Native(native) => {
-                if let (Some(lines), Some(message)) =
-                    (&mut held.streams, native.task_message(frame, held.registration.id()))
+                if let (Some(streams), Some(message)) =
+                    (&mut detached.streams, native.task_message(frame, detached.registration.id()))
                 {
-                    lines.send(&message);
+                    streams.send(&message);
                 }
             }
         }
@@ -647,17 +654,17 @@ impl CallDriver {
 
     /// Sets the status message of the task, unless the server has sent a newer one.
     fn set_status_message(&mut self, message: &str, now: Instant) {
-        let is_attended = self.exchange.has_waiting_client();
-        let Some(held) = self.detached.as_mut().filter(|_| !is_attended) else { return };
-        held.progress.message.get_or_insert_with(|| message.to_owned());
-        held.progress.not_before.get_or_insert(now);
+        let has_waiting_client = self.exchange.has_waiting_client();
+        let Some(detached) = self.detached.as_mut().filter(|_| !has_waiting_client) else { return };
+        detached.progress.message.get_or_insert_with(|| message.to_owned());
+        detached.progress.not_before.get_or_insert(now);
     }
 
     /// Starts to store the task, unless a quota is full. The returned future resolves with the outcome.
     fn store(&mut self) -> BoxFuture<'static, Stored> {
-        let record = self.record(self.cause());
+        let record = self.task_record(self.task_trigger());
         let ledger = Arc::clone(&self.shared.ledger);
-        let parked = self.detached().parked.take();
+        let parked = self.detached().reservation.take();
         Box::pin(async move {
             match parked {
                 Some(reservation) => ledger.admit_parked(record, reservation).await.map_err(Some),
@@ -666,17 +673,17 @@ impl CallDriver {
         })
     }
 
-    /// The record of the task that the call becomes; `by` is the reason.
-    fn record(&self, by: TaskTrigger) -> Record {
+    /// The record of the task that the call becomes; `trigger` is the reason.
+    fn task_record(&self, trigger: TaskTrigger) -> Record {
         let (shared, policy) = (&self.shared, &self.policy);
         let ClockReading { time: now, offset } = shared.clock.reading();
         let mut record = match &self.form {
-            CallForm::Canonical(canonical) => canonical.record(self.id().clone(), shared, policy, now),
-            CallForm::Native(native) => native.record(self.id().clone(), shared, policy, now),
+            CallForm::Canonical(canonical) => canonical.task_record(self.id().clone(), shared, policy, now),
+            CallForm::Native(native) => native.task_record(self.id().clone(), shared, policy, now),
         };
         let (route, tool) = (&shared.route, &*record.tool);
-        let ticket = self.exchange.threshold().filter(|_| by == TaskTrigger::Ticket);
-        let rule = match (by, ticket) {
+        let ticket = self.exchange.threshold().filter(|_| trigger == TaskTrigger::Ticket);
+        let rule = match (trigger, ticket) {
             (TaskTrigger::Ticket, Some(after)) => route.ticket_rule(tool, after),
             (TaskTrigger::Threshold | TaskTrigger::Stop | TaskTrigger::Ticket, _) => {
                 route.threshold_rule(tool)
@@ -689,18 +696,18 @@ impl CallDriver {
         let mode = policy.mode.as_str().to_owned();
         record.clock_offset = offset;
         record.trace = self.span.origin();
-        if let Some(server) = self.server() {
+        if let Some(server) = self.server_description() {
             record.set_server_info(&server.server_info);
         }
         if self.dequeued.is_some() {
             record.message = Some(QUEUED_MESSAGE.to_owned());
         }
-        record.cause = Some(Arc::new(TaskCause { by, mode, after, rule, rollout }));
+        record.cause = Some(Arc::new(TaskCause { by: trigger, mode, after, rule, rollout }));
         record
     }
 
     /// The reason why the call becomes a task now.
-    fn cause(&self) -> TaskTrigger {
+    fn task_trigger(&self) -> TaskTrigger {
         let view = match &self.form {
             CallForm::Canonical(canonical) => canonical.view(),
             CallForm::Native(native) => native.view,
@@ -716,32 +723,32 @@ impl CallDriver {
 
     /// Replies to all waiting requests with the end of the call.
     fn reply(&mut self, end: &CallEnd) {
-        let Some(held) = &mut self.detached else { return };
-        let waiters = std::mem::take(&mut held.waiters);
+        let Some(detached) = &mut self.detached else { return };
+        let waiters = std::mem::take(&mut detached.waiters);
         match &self.form {
             CallForm::Canonical(canonical) => {
                 for waiter in waiters {
                     let ReplyTarget::Canonical { call, .. } = &waiter.target else { continue };
                     let mut reply = canonical.reply(&self.shared, call, end.clone());
-                    reply.account.origin = self.span.origin_for(call);
+                    reply.summary.origin = self.span.origin_for(call);
                     if let Some(observed) = &mut self.observed {
-                        observed.record_outcome(reply.account.outcome);
+                        observed.record_outcome(reply.summary.outcome);
                     }
-                    held.unsent.send(&waiter, reply.into());
+                    detached.unsent.send(&waiter, reply.into());
                 }
             }
             CallForm::Native(native) => {
                 if !matches!(end, CallEnd::Response(response) if matches!(response.frame().kind(), Kind::Success { .. }))
                 {
-                    native.forget_presence(&self.shared);
+                    native.remove_presence(&self.shared);
                 }
                 // The input requests were relayed on the stream of the call, where the client responds to
                 // them.
-                held.open_requests.close_all().into_iter().for_each(|open| open.target.withdraw());
+                detached.open_requests.close_all().into_iter().for_each(|open| open.target.withdraw());
                 for waiter in waiters {
                     let ReplyTarget::Native(id) = &waiter.target else { continue };
                     let Some(reply) = native.reply(&self.shared, id, end) else { continue };
-                    held.unsent.send(&waiter, reply.into());
+                    detached.unsent.send(&waiter, reply.into());
                 }
             }
         }
@@ -749,28 +756,28 @@ impl CallDriver {
 
     /// Replies to all waiting requests with the handle of the task.
     fn send_handle(&mut self) {
-        let Some(held) = &mut self.detached else { return };
+        let Some(detached) = &mut self.detached else { return };
         let record =
-            self.shared.ledger.last_stored(held.registration.id()).expect("it was stored a moment ago");
-        let waiters = std::mem::take(&mut held.waiters);
+            self.shared.ledger.last_stored(detached.registration.id()).expect("it was stored a moment ago");
+        let waiters = std::mem::take(&mut detached.waiters);
         match &mut self.form {
             CallForm::Canonical(canonical) => {
-                let created = canonical.create_result(&self.shared, &record);
+                let task_result = canonical.defer_and_create_result(&self.shared, &record);
                 for waiter in waiters {
                     let ReplyTarget::Canonical { call, capabilities } = &waiter.target else { continue };
-                    let is_ticket = canonical.ticketing.is_some();
+                    let is_ticket = canonical.ticket_options.is_some();
                     let (mut reply, committed) = canonical::handle_reply(
                         call,
                         capabilities,
-                        &created,
-                        held.registration.id(),
+                        &task_result,
+                        detached.registration.id(),
                         is_ticket,
                     );
-                    held.committed.extend(committed);
-                    reply.account.origin = self.span.origin_for(call);
-                    held.unsent.send(&waiter, reply.into());
+                    detached.delivery_receivers.extend(committed);
+                    reply.summary.origin = self.span.origin_for(call);
+                    detached.unsent.send(&waiter, reply.into());
                 }
-                if held.committed.is_empty() {
+                if detached.delivery_receivers.is_empty() {
                     // No waiting client supports tasks. The errors in their replies say how to get the task.
                     self.exchange.handle_committed();
                 }
@@ -778,7 +785,7 @@ impl CallDriver {
             CallForm::Native(native) => {
                 for waiter in waiters {
                     let ReplyTarget::Native(id) = &waiter.target else { continue };
-                    held.unsent.send(&waiter, native.handle(&self.shared, id, &record).into());
+                    detached.unsent.send(&waiter, native.handle_reply(&self.shared, id, &record).into());
                 }
             }
         }
@@ -786,25 +793,27 @@ impl CallDriver {
 
     /// Replies with the handle of the task to a retry that arrived while the handle is being delivered.
     fn send_handle_to(&mut self, waiter: CallWaiter) {
-        let (CallForm::Canonical(canonical), Some(held)) = (&self.form, &mut self.detached) else { return };
+        let (CallForm::Canonical(canonical), Some(detached)) = (&self.form, &mut self.detached) else {
+            return;
+        };
         let ReplyTarget::Canonical { call, capabilities } = &waiter.target else { return };
-        let Some(record) = self.shared.ledger.last_stored(held.registration.id()) else { return };
-        let created = canonical.handle_result(&self.shared, &record);
-        let is_ticket = canonical.ticketing.is_some();
+        let Some(record) = self.shared.ledger.last_stored(detached.registration.id()) else { return };
+        let task_result = canonical.task_result(&self.shared, &record);
+        let is_ticket = canonical.ticket_options.is_some();
         let (mut reply, committed) =
-            canonical::handle_reply(call, capabilities, &created, held.registration.id(), is_ticket);
-        held.committed.extend(committed);
-        reply.account.origin = self.span.origin_for(call);
-        held.unsent.send(&waiter, reply.into());
+            canonical::handle_reply(call, capabilities, &task_result, detached.registration.id(), is_ticket);
+        detached.delivery_receivers.extend(committed);
+        reply.summary.origin = self.span.origin_for(call);
+        detached.unsent.send(&waiter, reply.into());
     }
 
     /// Replies to a retry that arrived too late to wait for the call: with the task, or with an error.
-    fn refuse_late(&mut self, waiter: CallWaiter) {
-        let (CallForm::Canonical(canonical), Some(held)) = (&self.form, &self.detached) else { return };
+    fn reply_to_late_retry(&mut self, waiter: CallWaiter) {
+        let (CallForm::Canonical(canonical), Some(detached)) = (&self.form, &self.detached) else { return };
         let ReplyTarget::Canonical { call, capabilities } = &waiter.target else { return };
         let (call, declares_tasks) = (Call::clone(call), capabilities.declares_tasks());
         let (shared, server, id) =
-            (Arc::clone(&self.shared), canonical.server.description(), held.registration.id().clone());
+            (Arc::clone(&self.shared), canonical.server.description(), detached.registration.id().clone());
         // Spawned, because loading the record may take long.
         self.shared.stopping.spawn(async move {
             let reply =
@@ -814,7 +823,7 @@ impl CallDriver {
     }
 
     /// Queues the write of the call's end into the task record.
-    fn settle(&mut self, end: CallEnd) {
+    fn store_end(&mut self, end: CallEnd) {
         // The upstream stream has ended: release its connection first.
         self.replies = None;
         let event = match &self.form {
@@ -822,12 +831,12 @@ impl CallDriver {
             CallForm::Native(native) => native.end_event(&self.shared, &end),
         };
         self.span.record_task_end(&event);
-        self.write_description();
+        self.queue_description();
         self.queue_write(event, WriteFollowUp::Nothing);
     }
 
     /// The description of the call's server, if it is known.
-    fn server(&self) -> Option<Arc<UpstreamDescription>> {
+    fn server_description(&self) -> Option<Arc<UpstreamDescription>> {
         match &self.form {
             CallForm::Canonical(canonical) if canonical.server.is_known() => {
                 Some(canonical.server.description())
@@ -847,11 +856,11 @@ impl CallDriver {
 
     /// Notifies a legacy client of the task's status, if it has changed.
     fn send_status(&mut self) {
-        let (CallForm::Native(native), Some(held)) = (&mut self.form, &mut self.detached) else { return };
-        if let (Some(lines), Some(message)) =
-            (&mut held.streams, native.status_notification(&self.shared, held.registration.id()))
+        let (CallForm::Native(native), Some(detached)) = (&mut self.form, &mut self.detached) else { return };
+        if let (Some(streams), Some(message)) =
+            (&mut detached.streams, native.status_notification(&self.shared, detached.registration.id()))
         {
-            lines.send(&message);
+            streams.send(&message);
         }
     }
 
@@ -882,8 +891,9 @@ fn deadlines(shared: &RouteContext, defer_after: Option<Duration>, view: TaskVie
     let questions = &shared.route.input_policy;
     // A client with a ticket may never call again, and does not see that its task waits for input. In a
     // session in which calls take turns, an unanswered input request blocks other calls.
-    let turn = (shared.upstream.is_turn_based() || view == TaskView::Ticket).then_some(questions.park);
-    CallDeadlines { defer_after, settle: questions.settle, park: questions.park, input_timeout: turn }
+    let input_timeout =
+        (shared.upstream.is_turn_based() || view == TaskView::Ticket).then_some(questions.park);
+    CallDeadlines { defer_after, settle: questions.settle, park: questions.park, input_timeout }
 }
 
 /// Waits for the earlier of two deadlines, of the exchange and of pending writes; that of the exchange if
@@ -902,9 +912,9 @@ async fn next_due(exchange: Option<Instant>, write: Option<Instant>) -> DriverEv
 }
 
 /// Waits until the call leaves the proxy's queue. Never resolves if the call is not queued.
-async fn wait_dequeued(waits: &mut Option<DequeueSignal>) -> DriverEvent {
-    let _ = or_pending(waits.as_mut()).await;
-    *waits = None;
+async fn wait_dequeued(signal: &mut Option<DequeueSignal>) -> DriverEvent {
+    let _ = or_pending(signal.as_mut()).await;
+    *signal = None;
     DriverEvent::Dequeued
 }
 

@@ -24,7 +24,7 @@ pub(super) enum WriteFollowUp {
     Nothing,
     /// The record contains an input request: send it to the client.
     InputRequested {
-        ask: InputNumber,
+        input: InputNumber,
         key: String,
     },
     /// An input request that the server cancelled is removed from the record.
@@ -33,13 +33,13 @@ pub(super) enum WriteFollowUp {
     },
     /// An expired input request is removed from the record: decline it at the server.
     TimedOut {
-        ask: InputNumber,
+        input: InputNumber,
         key: String,
     },
     /// An input request that no waiting client can receive is removed from the record: refuse it at the
     /// server.
     Undeclared {
-        ask: InputNumber,
+        input: InputNumber,
     },
     /// A progress message is stored; if that failed, it is stored later.
     Progress {
@@ -69,43 +69,43 @@ impl RecordWrites {
     }
 
     /// Queues a change, and what follows from it.
-    pub(super) fn push(&mut self, after: WriteFollowUp, write: BoxFuture<'static, WriteResult>) {
-        self.0.push_back((after, write));
+    pub(super) fn push(&mut self, follow_up: WriteFollowUp, write: BoxFuture<'static, WriteResult>) {
+        self.0.push_back((follow_up, write));
     }
 
     /// Whether a write of progress is queued.
     pub(super) fn has_progress(&self) -> bool {
-        self.any_write(|after| matches!(after, WriteFollowUp::Progress { .. }))
+        self.any_write(|follow_up| matches!(follow_up, WriteFollowUp::Progress { .. }))
     }
 
     /// Whether a write of the anchor is queued.
     pub(super) fn has_anchor(&self) -> bool {
-        self.any_write(|after| matches!(after, WriteFollowUp::Anchor { .. }))
+        self.any_write(|follow_up| matches!(follow_up, WriteFollowUp::Anchor { .. }))
     }
 
     /// Whether a write of an input request is queued.
     pub(super) fn has_input_request(&self) -> bool {
-        self.any_write(|after| matches!(after, WriteFollowUp::InputRequested { .. }))
+        self.any_write(|follow_up| matches!(follow_up, WriteFollowUp::InputRequested { .. }))
     }
 
     /// Whether a write of delivered responses is queued.
     pub(super) fn has_delivered(&self) -> bool {
-        self.any_write(|after| matches!(after, WriteFollowUp::Delivered { .. }))
+        self.any_write(|follow_up| matches!(follow_up, WriteFollowUp::Delivered { .. }))
     }
 
-    fn any_write(&self, is_one: impl Fn(&WriteFollowUp) -> bool) -> bool {
-        self.0.iter().any(|(after, _)| is_one(after))
+    fn any_write(&self, is_match: impl Fn(&WriteFollowUp) -> bool) -> bool {
+        self.0.iter().any(|(follow_up, _)| is_match(follow_up))
     }
 
     /// Waits until the first change is stored or has failed, and removes it. Returns what follows, and the
     /// outcome. Never resolves if the queue is empty. Cancel safe.
     pub(super) async fn next(&mut self) -> (WriteFollowUp, WriteResult) {
         let result = or_pending(self.0.front_mut().map(|(_, write)| write)).await;
-        let (after, _) = self.0.pop_front().expect("its first change was awaited");
+        let (follow_up, _) = self.0.pop_front().expect("its first change was awaited");
         if self.0.is_empty() {
             // An empty queue would keep its capacity for as long as the task runs.
             self.0 = VecDeque::new();
         }
-        (after, result)
+        (follow_up, result)
     }
 }

@@ -30,9 +30,9 @@ use std::{sync::Arc, time::Instant};
 /// and the task's entry in the log's report.
 pub(in crate::proxy) struct Resumption {
     /// The registration of the call, with its mailbox.
-    pub(in crate::proxy) hold: CallRegistration,
+    pub(in crate::proxy) registration: CallRegistration,
     /// The lease of the task.
-    pub(in crate::proxy) custody: TaskLease,
+    pub(in crate::proxy) lease: TaskLease,
     /// The task's entry in the log's report on recovered tasks.
     pub(in crate::proxy) fate: OrphanFate,
 }
@@ -50,7 +50,7 @@ pub(in crate::proxy) fn resume_call(
     anchor: &TaskAnchor,
     credentials: Credentials,
 ) -> Result<(), Resumption> {
-    let Some(RestoredInput { open: asked, undelivered, closed_keys: forgotten }) =
+    let Some(RestoredInput { open: restored, undelivered, closed_keys }) =
         RestoredInput::restore(record, anchor)
     else {
         return Err(resumption);
@@ -65,35 +65,43 @@ pub(in crate::proxy) fn resume_call(
     let caller = CallerIdentity { principal, credentials, capabilities, client_info: ClientInfo::default() };
     let deferral = Deferral::new(true);
     deferral.mark_deferred();
-    let mut ids: Vec<_> = asked.iter().map(|question| question.id.clone()).collect();
-    ids.extend(undelivered.iter().map(|answered| answered.id.clone()));
+    let mut ids: Vec<_> = restored.iter().map(|request| request.id.clone()).collect();
+    ids.extend(undelivered.iter().map(|response| response.id.clone()));
     // The server has received the other responses, and may still repeat their input requests.
     for id in anchor.questions.iter().filter_map(|(token, _)| parse_id(token)) {
         if !ids.contains(&id) {
             ids.push(id);
         }
     }
-    let taken_up = shared.upstream.resume_call(&caller, &anchor.call, ids, deferral.clone());
-    let Some(ResumedCall { replies, open: ways, off_stream: elsewhere }) = taken_up else {
+    let resumed = shared.upstream.resume_call(&caller, &anchor.call, ids, deferral.clone());
+    let Some(ResumedCall { replies, open: responders, off_stream }) = resumed else {
         return Err(resumption);
     };
-    let mut ways = ways.into_iter();
+    let mut responders = responders.into_iter();
 
     let policy = shared.route.tool_policy(&record.tool);
-    let mut book = OpenRequests::new(&shared.route.path, &policy.keys, InputResponses::default());
-    book.mark_keys_used(&record.keys_used);
-    for (question, way) in asked.into_iter().zip(ways.by_ref()) {
+    let mut open_requests = OpenRequests::new(&shared.route.path, &policy.keys, InputResponses::default());
+    open_requests.mark_keys_used(&record.keys_used);
+    for (request, responder) in restored.into_iter().zip(responders.by_ref()) {
         let origin = CallOrigin { principal: principal.to_string(), tool: record.tool.to_string() };
-        book.restore(question.key, question.asked, question.id, AnswerTarget::Direct(way), origin);
+        open_requests.restore(
+            request.key,
+            request.request,
+            request.id,
+            AnswerTarget::Direct(responder),
+            origin,
+        );
     }
-    let mut answered = Vec::new();
-    for (UndeliveredResponse { key, id, answer }, way) in undelivered.into_iter().zip(ways.by_ref()) {
+    let mut sent_responses = Vec::new();
+    for (UndeliveredResponse { key, id, answer }, responder) in
+        undelivered.into_iter().zip(responders.by_ref())
+    {
         // A server that has the response already ignores another one with the same id.
-        way.respond(answer);
-        answered.push((id, key));
+        responder.respond(answer);
+        sent_responses.push((id, key));
     }
-    ways.for_each(|way| way.discard());
-    let (manner, form) = match &anchor.words {
+    responders.for_each(|responder| responder.discard());
+    let (input_delivery, form) = match &anchor.words {
         AnchorForm::Canonical { .. } => {
             let began = shared.clock.now();
             (
@@ -113,13 +121,13 @@ pub(in crate::proxy) fn resume_call(
                 wants_progress: *wants_progress,
                 view: record.view,
                 // The client already has the handle.
-                reader: TaskResultFormat::Published,
-                ticketing: None,
+                result_format: TaskResultFormat::Published,
+                ticket_options: None,
                 progress: None,
                 deferral,
                 needs_credentials: anchor.needs_credentials,
-                in_flight: session.zip(elsewhere).map(begin),
-                opening: None,
+                in_flight: session.zip(off_stream).map(begin),
+                stream_opening: None,
                 began: shared.clock.now(),
                 last_status: record.state.status(),
             };
@@ -131,10 +139,10 @@ pub(in crate::proxy) fn resume_call(
         Some(limits) => limits.limit_replies(None, replies, &shared.clock),
         None => (replies, None),
     };
-    let Resumption { hold, custody, fate } = resumption;
+    let Resumption { registration, lease, fate } = resumption;
     let mut driver = Box::new(CallDriver {
         shared: Arc::clone(shared),
-        exchange: Exchange::stored_task(manner, deadlines(shared, None, record.view)),
+        exchange: Exchange::stored_task(input_delivery, deadlines(shared, None, record.view)),
         replies: Some(replies),
         limits,
         // The call is not queued: the server has it already, whatever the limits are now.
@@ -142,24 +150,24 @@ pub(in crate::proxy) fn resume_call(
         observed: None,
         retries: 0,
         policy,
-        detached: Some(DetachedState::with(hold, book)),
+        detached: Some(DetachedState::from_registration(registration, open_requests)),
         form,
-        span: CallSpan::of_record(shared, record, anchor.call.call),
+        span: CallSpan::begin_for_record(shared, record, anchor.call.call),
     });
-    driver.detached().lease = Some(custody);
-    driver.detached().restore_anchor(anchor.call.clone(), answered, shared.clock.now(), fate);
+    driver.detached().lease = Some(lease);
+    driver.detached().restore_anchor(anchor.call.clone(), sent_responses, shared.clock.now(), fate);
     driver.start_task();
-    if let (CallForm::Native(_), Some(DetachedState { open_requests: book, streams: Some(lines), .. })) =
+    if let (CallForm::Native(_), Some(DetachedState { open_requests, streams: Some(streams), .. })) =
         (&driver.form, driver.detached.as_deref_mut())
     {
-        book.ids().into_iter().for_each(|ask| lines.queue_request(ask, false));
+        open_requests.numbers().into_iter().for_each(|input| streams.queue_input_request(input, false));
     }
-    for key in forgotten {
-        driver.write_withdrawal(key);
+    for key in closed_keys {
+        driver.queue_withdrawal(key);
     }
-    driver.detached().registration.begin();
+    driver.detached().registration.begin_reading();
     // Requests that wait for the result have found no call to attach to, and attach now.
-    shared.ledger.watchers.announce_to_waiters(&record.id);
+    shared.ledger.watchers.wake_waiters(&record.id);
     shared.stopping.spawn(driver.run());
     Ok(())
 }
@@ -182,7 +190,7 @@ pub struct RestoredRequest {
     /// The server's request id.
     pub id: RequestId,
     /// The request, in the form of the call's messages.
-    pub asked: ServerRequest,
+    pub request: ServerRequest,
 }
 
 /// A client's response to an input request that the server may not have received.
@@ -203,9 +211,9 @@ impl RestoredInput {
     pub fn restore(record: &Record, anchor: &TaskAnchor) -> Option<Self> {
         let undelivered = undelivered_responses(record, anchor)?;
         let open = restored_requests(record, anchor);
-        let mut forgotten = closed_keys(record, &open);
-        forgotten.extend(record.undelivered.keys().filter(|key| anchor.taken_back.contains(key)).cloned());
-        Some(Self { open, undelivered, closed_keys: forgotten })
+        let mut closed_keys = closed_keys(record, &open);
+        closed_keys.extend(record.undelivered.keys().filter(|key| anchor.taken_back.contains(key)).cloned());
+        Some(Self { open, undelivered, closed_keys })
     }
 }
 
@@ -218,12 +226,12 @@ fn parse_id(token: &str) -> Option<RequestId> {
 /// the server's request id is unknown.
 fn undelivered_responses(record: &Record, anchor: &TaskAnchor) -> Option<Vec<UndeliveredResponse>> {
     let answered = |(key, answer): (&String, &InputAnswer)| {
-        let (token, _) = anchor.questions.iter().find(|(_, known)| known == key)?;
+        let (token, _) = anchor.questions.iter().find(|(_, other_key)| other_key == key)?;
         let id = parse_id(token)?;
         Some(UndeliveredResponse { key: key.clone(), id, answer: answer.clone() })
     };
-    let is_wanted = |(key, _): &(&String, &InputAnswer)| !anchor.taken_back.contains(key);
-    record.undelivered.iter().filter(is_wanted).map(answered).collect()
+    let is_deliverable = |(key, _): &(&String, &InputAnswer)| !anchor.taken_back.contains(key);
+    record.undelivered.iter().filter(is_deliverable).map(answered).collect()
 }
 
 /// The open input requests, each once.
@@ -236,10 +244,10 @@ fn restored_requests(record: &Record, anchor: &TaskAnchor) -> Vec<RestoredReques
         | TaskState::Failed { .. }
         | TaskState::Cancelled => &none,
     };
-    let question = |(token, key): &(String, String)| {
+    let restore = |(token, key): &(String, String)| {
         let id = parse_id(token)?;
         let request = outstanding.get(key)?;
-        let asked = match anchor.words {
+        let server_request = match anchor.words {
             AnchorForm::Canonical { .. } => {
                 ServerRequest::Canonical(InputRequest::from_raw(request.clone())?)
             }
@@ -251,12 +259,12 @@ fn restored_requests(record: &Record, anchor: &TaskAnchor) -> Vec<RestoredReques
                 )
             }
         };
-        Some(RestoredRequest { key: key.clone(), id, asked })
+        Some(RestoredRequest { key: key.clone(), id, request: server_request })
     };
     let mut open: Vec<RestoredRequest> = Vec::new();
-    for question in anchor.questions.iter().filter_map(question) {
-        if open.iter().all(|known| known.key != question.key) {
-            open.push(question);
+    for request in anchor.questions.iter().filter_map(restore) {
+        if open.iter().all(|other| other.key != request.key) {
+            open.push(request);
         }
     }
     open
@@ -304,10 +312,10 @@ fn canonical_form(
         }),
         server: ServerCell::default(),
         binding: None,
-        refused: None,
+        missing_capability: None,
         supplied: InputResponses::default(),
         deferral: Some(deferral),
-        ticketing: None,
+        ticket_options: None,
         progress: None,
         began,
     }

@@ -3,7 +3,7 @@
 //! responses, and cancellation.
 
 use super::super::{
-    reply::{CallEnd, error_of},
+    reply::{CallEnd, call_error_object},
     route_context::RouteContext,
 };
 use crate::{
@@ -54,7 +54,7 @@ impl CallSpan {
     }
 
     /// Begins the span of a call, and puts the span's context into the headers of the call for the server.
-    pub(super) fn of_call(shared: &RouteContext, call: &mut Arc<Call>) -> Self {
+    pub(super) fn begin_for_call(shared: &RouteContext, call: &mut Arc<Call>) -> Self {
         let span = Self::begin(shared, call.trace.as_deref(), (&call.method, call.target.as_deref()), None);
         if let Some(context) = span.context() {
             let call = Arc::make_mut(call);
@@ -66,10 +66,10 @@ impl CallSpan {
 
     /// Begins the span of a recovered call, in the trace of its original request. `id` is the request id at
     /// the server.
-    pub(super) fn of_record(shared: &RouteContext, record: &Record, id: u64) -> Self {
+    pub(super) fn begin_for_record(shared: &RouteContext, record: &Record, id: u64) -> Self {
         let call = (&Method::ToolsCall, Some(&*record.tool));
         let mut span = Self::begin(shared, record.trace.as_deref(), call, Some(&RequestId::from_number(id)));
-        span.event("deferral.task.resumed", &[]);
+        span.add_event("deferral.task.resumed", &[]);
         span.set_task_id(&record.id);
         span
     }
@@ -87,16 +87,16 @@ impl CallSpan {
     /// The context of the client's request that made the call, for a reply to its retry `call`; `None` if
     /// `call` is the original request.
     pub(super) fn origin_for(&self, call: &Call) -> Option<Box<TraceContext>> {
-        let (own, theirs) = (self.context()?, call.trace.as_deref()?);
-        (own.span != theirs.span).then(|| self.origin()).flatten()
+        let (call_context, retry_context) = (self.context()?, call.trace.as_deref()?);
+        (call_context.span != retry_context.span).then(|| self.origin()).flatten()
     }
 
-    /// Adds an event to the span, with at most one attribute: only the first of `keys` is used.
-    pub(super) fn event(&mut self, name: &'static str, keys: &[(&'static str, &str)]) {
+    /// Adds an event to the span, with at most one attribute: only the first of `attributes` is used.
+    pub(super) fn add_event(&mut self, name: &'static str, attributes: &[(&'static str, &str)]) {
         if !self.span.is_recorded() {
             return;
         }
-        match keys {
+        match attributes {
             [(key, value), ..] => self.span.event(name, [(*key, (*value).to_owned().into())]),
             [] => self.span.event(name, []),
         }
@@ -105,17 +105,17 @@ impl CallSpan {
     /// Adds an event for an input request of the server with this key and method.
     pub(super) fn record_input_request(&mut self, key: &str, method: &str) {
         if self.span.is_recorded() {
-            let with = [
+            let attributes = [
                 ("mcp.method.name", method.to_owned().into()),
                 ("deferral.question.key", key.to_owned().into()),
             ];
-            self.span.event("deferral.question", with);
+            self.span.event("deferral.question", attributes);
         }
     }
 
     /// Records that the call has become this task.
     pub(super) fn record_task(&mut self, task: &TaskId) {
-        self.event("deferral.task.created", &[]);
+        self.add_event("deferral.task.created", &[]);
         self.set_task_id(task);
     }
 
@@ -141,7 +141,7 @@ impl CallSpan {
         }
         match end {
             CallEnd::Response(response) => self.record_response(response.frame()),
-            CallEnd::Lost(lost) => self.span.fail(error_of(lost).code().to_string(), None),
+            CallEnd::Lost(lost) => self.span.fail(call_error_object(lost).code().to_string(), None),
             CallEnd::Refused(error, _) => self.span.fail(error.code().to_string(), Some(&error.message())),
         }
     }
@@ -186,7 +186,7 @@ impl CallSpan {
 
     /// Records that the call is left to the next process, so that the span does not count as cancelled.
     pub(super) fn record_release(&mut self) {
-        self.event("deferral.task.released", &[]);
+        self.add_event("deferral.task.released", &[]);
         self.is_ended = true;
     }
 }

@@ -42,21 +42,21 @@ pub(super) const TASKS: &str = r#"{"extensions":{"io.modelcontextprotocol/tasks"
 
 /// Creates the endpoint of a route with this server.
 pub(super) fn endpoint(server: impl Upstream, defer: policy::DeferPolicy) -> (Endpoint, Arc<SystemClock>) {
-    let (endpoint, clock, _) = with_ledger(server, defer, policy::TaskQuotas::default());
+    let (endpoint, clock, _) = endpoint_with_ledger(server, defer, policy::TaskQuotas::default());
     (endpoint, clock)
 }
 
 /// Creates the endpoint of a route with this server; also returns its shutdown signals.
-fn stoppable(server: impl Upstream, defer: policy::DeferPolicy) -> (Endpoint, Signals) {
+fn endpoint_with_signals(server: impl Upstream, defer: policy::DeferPolicy) -> (Endpoint, Signals) {
     let clock = Arc::new(SystemClock::new());
     let ledger =
         TaskLedger::new(Arc::new(MemoryStore::default()), None, policy::TaskQuotas::default(), clock.clone());
     let signals = [Drain::new(), Drain::new(), Drain::new()];
-    (on(server, defer, &ledger, clock, &signals), signals)
+    (create_endpoint(server, defer, &ledger, clock, &signals), signals)
 }
 
 /// Creates the endpoint of a route with this server; also returns its clock and its ledger.
-fn with_ledger(
+fn endpoint_with_ledger(
     server: impl Upstream,
     defer: policy::DeferPolicy,
     quotas: policy::TaskQuotas,
@@ -64,13 +64,13 @@ fn with_ledger(
     let clock = Arc::new(SystemClock::new());
     let ledger = TaskLedger::new(Arc::new(MemoryStore::default()), None, quotas, clock.clone());
     let signals = [Drain::new(), Drain::new(), Drain::new()];
-    let endpoint = on(server, defer, &ledger, clock.clone(), &signals);
+    let endpoint = create_endpoint(server, defer, &ledger, clock.clone(), &signals);
     // The signals are leaked, so that the endpoint never stops.
     std::mem::forget(signals);
     (endpoint, clock, ledger)
 }
 
-fn on(
+fn create_endpoint(
     server: impl Upstream,
     defer: policy::DeferPolicy,
     ledger: &Arc<TaskLedger>,
@@ -155,19 +155,21 @@ struct MultiRoundServer {
     /// How long the first response takes, and each further one.
     takes: [Duration; 2],
     /// The number of calls.
-    called: Arc<AtomicUsize>,
+    call_count: Arc<AtomicUsize>,
 }
 
 impl MultiRoundServer {
-    fn stands_in(self) -> StandIn<impl Fn(OutgoingCall) -> UpstreamEvents + Send + Sync + 'static> {
+    fn into_upstream(self) -> TestServer<impl Fn(OutgoingCall) -> UpstreamEvents + Send + Sync + 'static> {
         let answers = move |outgoing: OutgoingCall| match outgoing.call.method {
             Method::ToolsList => stream::iter([response(r#"{"tools":[]}"#)]).boxed(),
-            _ => Self::turn((self.rounds, self.takes, Arc::clone(&self.called)), BTreeMap::new()),
+            _ => {
+                Self::respond_round((self.rounds, self.takes, Arc::clone(&self.call_count)), BTreeMap::new())
+            }
         };
-        StandIn { preparing: Duration::ZERO, answers }
+        TestServer { preparing: Duration::ZERO, answers }
     }
 
-    fn turn(
+    fn respond_round(
         (rounds, [takes, later], called): (usize, [Duration; 2], Arc<AtomicUsize>),
         answers: BTreeMap<String, Bytes>,
     ) -> UpstreamEvents {
@@ -177,8 +179,8 @@ impl MultiRoundServer {
             if rounds > 0 {
                 let again = (rounds - 1, [later, later], called);
                 return UpstreamEvent::InputRequired(InputRequired {
-                    requests: ["name", "age"].map(|key| (key.to_owned(), question(key))).into(),
-                    retry: Box::new(move |answers| Self::turn(again, answers)),
+                    requests: ["name", "age"].map(|key| (key.to_owned(), elicitation(key))).into(),
+                    retry: Box::new(move |answers| Self::respond_round(again, answers)),
                 });
             }
             let outcomes = answers.iter().map(|(key, answer)| {
@@ -193,21 +195,21 @@ impl MultiRoundServer {
 }
 
 /// An elicitation request with this message.
-fn question(what: &str) -> InputRequest {
+fn elicitation(what: &str) -> InputRequest {
     let params = json!({ "message": what, "requestedSchema": { "type": "object", "properties": {} } });
     let raw = json!({ "method": "elicitation/create", "params": params }).to_string();
     InputRequest::from_raw(raw.into()).expect("a question")
 }
 
 /// A test server.
-pub(super) struct StandIn<F> {
+pub(super) struct TestServer<F> {
     /// How long the handshake takes.
     pub(super) preparing: Duration,
     /// Returns the server's messages for a call.
     pub(super) answers: F,
 }
 
-impl<F: Fn(OutgoingCall) -> UpstreamEvents + Send + Sync + 'static> Upstream for StandIn<F> {
+impl<F: Fn(OutgoingCall) -> UpstreamEvents + Send + Sync + 'static> Upstream for TestServer<F> {
     fn call(&self, call: OutgoingCall) -> UpstreamEvents {
         (self.answers)(call)
     }
@@ -272,12 +274,12 @@ impl Responder for AnswerSender {
 }
 
 /// The events of a server that sends an input request, and returns the action of the response as its result.
-fn asking(outgoing: &OutgoingCall) -> UpstreamEvents {
+fn requesting_server(outgoing: &OutgoingCall) -> UpstreamEvents {
     if outgoing.call.method == Method::ToolsList {
         return stream::iter([response(r#"{"tools":[]}"#)]).boxed();
     }
     let (sender, received) = oneshot::channel();
-    let request = ServerRequest::Canonical(question("name"));
+    let request = ServerRequest::Canonical(elicitation("name"));
     let asks = PendingServerRequest {
         request,
         id: RequestId::from_number(7),
@@ -291,95 +293,96 @@ fn asking(outgoing: &OutgoingCall) -> UpstreamEvents {
     stream::iter([UpstreamEvent::ServerRequest(asks)]).chain(stream::once(says)).boxed()
 }
 
-const ASKED: &str = r#"{"elicitation":{"form":{}}}"#;
-const BOTH: &str = r#"{"elicitation":{"form":{}},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
-const LATE: policy::DeferPolicy = policy::DeferPolicy {
+const ELICITATION: &str = r#"{"elicitation":{"form":{}}}"#;
+const ELICITATION_AND_TASKS: &str =
+    r#"{"elicitation":{"form":{}},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
+const DEFER_AFTER_5S: policy::DeferPolicy = policy::DeferPolicy {
     mode: policy::Mode::Auto,
     after: Duration::from_secs(5),
     retention: Duration::from_secs(60),
     rollout: None,
 };
 
-fn turning(rounds: usize, takes: Duration) -> (Endpoint, Arc<AtomicUsize>) {
+fn multi_round_endpoint(rounds: usize, takes: Duration) -> (Endpoint, Arc<AtomicUsize>) {
     let called = Arc::new(AtomicUsize::new(0));
-    let server = MultiRoundServer { rounds, takes: [takes, takes], called: Arc::clone(&called) };
-    (endpoint(server.stands_in(), LATE).0, called)
+    let server = MultiRoundServer { rounds, takes: [takes, takes], call_count: Arc::clone(&called) };
+    (endpoint(server.into_upstream(), DEFER_AFTER_5S).0, called)
 }
 
 /// The accepting input responses for these keys.
-fn answers<'a>(keys: impl IntoIterator<Item = &'a String>) -> Value {
+fn accepting_responses<'a>(keys: impl IntoIterator<Item = &'a String>) -> Value {
     keys.into_iter().map(|key| (key.clone(), json!({ "action": "accept", "content": {} }))).collect()
 }
 
-fn asked(result: &Value) -> Vec<String> {
+fn request_keys(result: &Value) -> Vec<String> {
     result["inputRequests"].as_object().expect("questions").keys().cloned().collect()
 }
 
-fn text(result: &Value) -> &str {
+fn result_text(result: &Value) -> &str {
     result["content"][0]["text"].as_str().unwrap_or_else(|| panic!("a result: {result}"))
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_input_required_call_is_repeated_once_all_responses_are_there() {
-    let (endpoint, called) = turning(2, Duration::ZERO);
+    let (endpoint, called) = multi_round_endpoint(2, Duration::ZERO);
     let mut params = json!({ "name": "t" });
     for round in 1..=2 {
-        let answer = call(&endpoint, "tools/call", ASKED, params.clone()).await;
+        let answer = call(&endpoint, "tools/call", ELICITATION, params.clone()).await;
         let result = &answer["result"];
         assert_eq!(result["resultType"], "input_required", "{answer}");
-        let keys = asked(result);
+        let keys = request_keys(result);
         assert_eq!(keys.len(), 2);
         // One response of two: the other request is sent again, and the server is not called yet.
-        params = json!({ "name": "t", "requestState": result["requestState"], "inputResponses": answers(&keys[..1]) });
-        let again = call(&endpoint, "tools/call", ASKED, params.clone()).await;
-        assert_eq!(asked(&again["result"]), keys[1..], "{again}");
+        params = json!({ "name": "t", "requestState": result["requestState"], "inputResponses": accepting_responses(&keys[..1]) });
+        let again = call(&endpoint, "tools/call", ELICITATION, params.clone()).await;
+        assert_eq!(request_keys(&again["result"]), keys[1..], "{again}");
         assert_eq!(called.load(Ordering::Relaxed), round);
-        let (state, rest) = (&again["result"]["requestState"], answers(&keys[1..]));
+        let (state, rest) = (&again["result"]["requestState"], accepting_responses(&keys[1..]));
         params = json!({ "name": "t", "requestState": state, "inputResponses": rest });
     }
-    let answer = call(&endpoint, "tools/call", ASKED, params).await;
-    assert_eq!(text(&answer["result"]), "age=accept name=accept");
+    let answer = call(&endpoint, "tools/call", ELICITATION, params).await;
+    assert_eq!(result_text(&answer["result"]), "age=accept name=accept");
     assert_eq!(called.load(Ordering::Relaxed), 3);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_input_required_result_becomes_input_requests_of_the_task() {
-    let (endpoint, called) = turning(1, Duration::from_secs(10));
-    let task = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await;
+    let (endpoint, called) = multi_round_endpoint(1, Duration::from_secs(10));
+    let task = call(&endpoint, "tools/call", ELICITATION_AND_TASKS, json!({ "name": "t" })).await;
     let id = task["result"]["taskId"].as_str().expect("a handle").to_owned();
-    let get = || call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id }));
+    let get = || call(&endpoint, "tasks/get", ELICITATION_AND_TASKS, json!({ "taskId": id }));
     assert_eq!(get().await["result"]["status"], "working");
     sleep(Duration::from_secs(10)).await;
     let shown = get().await;
     assert_eq!(shown["result"]["status"], "input_required", "{shown}");
-    for key in asked(&shown["result"]) {
+    for key in request_keys(&shown["result"]) {
         assert_eq!(called.load(Ordering::Relaxed), 1, "not before all is answered");
-        let params = json!({ "taskId": id, "inputResponses": answers([&key]) });
-        let taken = call(&endpoint, "tasks/update", BOTH, params).await;
+        let params = json!({ "taskId": id, "inputResponses": accepting_responses([&key]) });
+        let taken = call(&endpoint, "tasks/update", ELICITATION_AND_TASKS, params).await;
         assert!(taken.get("error").is_none(), "{taken}");
     }
     sleep(Duration::from_secs(11)).await;
     let shown = get().await;
     assert_eq!(shown["result"]["status"], "completed", "{shown}");
-    assert_eq!(text(&shown["result"]["result"]), "age=accept name=accept");
+    assert_eq!(result_text(&shown["result"]["result"]), "age=accept name=accept");
     assert_eq!(called.load(Ordering::Relaxed), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_task_that_waits_for_input_responses_can_be_cancelled() {
-    let (endpoint, called) = turning(1, Duration::from_secs(10));
-    let task = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await;
+    let (endpoint, called) = multi_round_endpoint(1, Duration::from_secs(10));
+    let task = call(&endpoint, "tools/call", ELICITATION_AND_TASKS, json!({ "name": "t" })).await;
     let id = &task["result"]["taskId"];
     sleep(Duration::from_secs(10)).await;
-    call(&endpoint, "tasks/cancel", BOTH, json!({ "taskId": id })).await;
-    let shown = call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id })).await;
+    call(&endpoint, "tasks/cancel", ELICITATION_AND_TASKS, json!({ "taskId": id })).await;
+    let shown = call(&endpoint, "tasks/get", ELICITATION_AND_TASKS, json!({ "taskId": id })).await;
     assert_eq!(shown["result"]["status"], "cancelled", "{shown}");
     assert_eq!(called.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_without_the_capability_gets_missing_capability() {
-    let (endpoint, called) = turning(1, Duration::ZERO);
+    let (endpoint, called) = multi_round_endpoint(1, Duration::ZERO);
     let answer = call(&endpoint, "tools/call", "{}", json!({ "name": "t" })).await;
     assert_eq!(answer["error"]["code"], crate::protocol::code::MISSING_CAPABILITY, "{answer}");
     assert_eq!(called.load(Ordering::Relaxed), 1);
@@ -387,13 +390,13 @@ async fn a_client_without_the_capability_gets_missing_capability() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_with_too_many_input_required_results_fails() {
-    let (endpoint, called) = turning(usize::MAX, Duration::ZERO);
-    let task = call(&endpoint, "tools/call", ASKED, json!({ "name": "t" })).await;
+    let (endpoint, called) = multi_round_endpoint(usize::MAX, Duration::ZERO);
+    let task = call(&endpoint, "tools/call", ELICITATION, json!({ "name": "t" })).await;
     let mut result = task["result"].clone();
     let error = loop {
-        let (state, given) = (&result["requestState"], answers(&asked(&result)));
+        let (state, given) = (&result["requestState"], accepting_responses(&request_keys(&result)));
         let params = json!({ "name": "t", "requestState": state, "inputResponses": given });
-        let mut answer = call(&endpoint, "tools/call", ASKED, params).await;
+        let mut answer = call(&endpoint, "tools/call", ELICITATION, params).await;
         match answer["result"].take() {
             Value::Null => break answer["error"].take(),
             next => result = next,
@@ -408,42 +411,43 @@ async fn a_call_with_too_many_input_required_results_fails() {
 
 #[tokio::test(start_paused = true)]
 async fn a_task_whose_waiter_lacks_the_extension_is_handed_to_a_later_retry() {
-    let called = Arc::new(AtomicUsize::new(0));
+    let call_count = Arc::new(AtomicUsize::new(0));
     let takes = [Duration::ZERO, Duration::from_secs(60)];
-    let server = MultiRoundServer { rounds: 1, takes, called }.stands_in();
-    let (endpoint, _, ledger) = with_ledger(server, LATE, policy::TaskQuotas::default());
-    let result = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await["result"].take();
+    let server = MultiRoundServer { rounds: 1, takes, call_count }.into_upstream();
+    let (endpoint, _, ledger) = endpoint_with_ledger(server, DEFER_AFTER_5S, policy::TaskQuotas::default());
+    let result =
+        call(&endpoint, "tools/call", ELICITATION_AND_TASKS, json!({ "name": "t" })).await["result"].take();
     let again = json!({
-        "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
+        "name": "t", "requestState": result["requestState"], "inputResponses": accepting_responses(&request_keys(&result)),
     });
     // The same client twice: the one with task support disconnects before there is a task.
-    let mut able = begin(&endpoint, "tools/call", BOTH, again.clone());
+    let mut able = begin(&endpoint, "tools/call", ELICITATION_AND_TASKS, again.clone());
     assert!(able.next().now_or_never().is_none());
     sleep(Duration::from_secs(1)).await;
-    let unable = answer(begin(&endpoint, "tools/call", ASKED, again.clone()));
+    let unable = answer(begin(&endpoint, "tools/call", ELICITATION, again.clone()));
     let leaves = async {
         sleep(Duration::from_secs(1)).await;
         drop(able);
     };
     let (refused, ()) = tokio::join!(unable, leaves);
     assert_eq!(refused["error"]["code"], crate::protocol::code::MISSING_CAPABILITY, "{refused}");
-    let handle = call(&endpoint, "tools/call", BOTH, again).await;
+    let handle = call(&endpoint, "tools/call", ELICITATION_AND_TASKS, again).await;
     let id = &handle["result"]["taskId"];
     assert!(id.is_string(), "{handle}");
     sleep(Duration::from_secs(60)).await;
-    let shown = call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id })).await;
+    let shown = call(&endpoint, "tasks/get", ELICITATION_AND_TASKS, json!({ "taskId": id })).await;
     assert_eq!(shown["result"]["status"], "completed", "{shown}");
-    assert_eq!(ledger.working(), 0, "no driver runs an ended call");
+    assert_eq!(ledger.working_count(), 0, "no driver runs an ended call");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_input_required_call_without_quota_fails_and_is_not_repeated() {
     let called = Arc::new(AtomicUsize::new(0));
-    let server =
-        MultiRoundServer { rounds: 1, takes: [Duration::ZERO; 2], called: Arc::clone(&called) }.stands_in();
+    let server = MultiRoundServer { rounds: 1, takes: [Duration::ZERO; 2], call_count: Arc::clone(&called) }
+        .into_upstream();
     let quotas = policy::TaskQuotas { tasks_per_principal: 0, ..policy::TaskQuotas::default() };
-    let (endpoint, ..) = with_ledger(server, LATE, quotas);
-    let answer = call(&endpoint, "tools/call", ASKED, json!({ "name": "t" })).await;
+    let (endpoint, ..) = endpoint_with_ledger(server, DEFER_AFTER_5S, quotas);
+    let answer = call(&endpoint, "tools/call", ELICITATION, json!({ "name": "t" })).await;
     assert_eq!(answer["error"]["code"], crate::protocol::code::BUSY, "{answer}");
     let words = answer["error"]["message"].as_str().expect("words");
     assert!(words.contains("limits.tasks_per_principal"), "{words}");
@@ -453,36 +457,41 @@ async fn an_input_required_call_without_quota_fails_and_is_not_repeated() {
 #[tokio::test(start_paused = true)]
 async fn delivery_to_one_of_two_clients_keeps_the_task() {
     for first_has_it in [true, false] {
-        let called = Arc::new(AtomicUsize::new(0));
+        let call_count = Arc::new(AtomicUsize::new(0));
         let takes = [Duration::ZERO, Duration::from_secs(60)];
-        let (endpoint, _) = endpoint(MultiRoundServer { rounds: 1, takes, called }.stands_in(), LATE);
-        let result = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await["result"].take();
+        let (endpoint, _) =
+            endpoint(MultiRoundServer { rounds: 1, takes, call_count }.into_upstream(), DEFER_AFTER_5S);
+        let result =
+            call(&endpoint, "tools/call", ELICITATION_AND_TASKS, json!({ "name": "t" })).await["result"]
+                .take();
         let again = json!({
-            "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
+            "name": "t", "requestState": result["requestState"], "inputResponses": accepting_responses(&request_keys(&result)),
         });
-        let [mut first, mut second] = [(); 2].map(|()| begin(&endpoint, "tools/call", BOTH, again.clone()));
+        let [mut first, mut second] =
+            [(); 2].map(|()| begin(&endpoint, "tools/call", ELICITATION_AND_TASKS, again.clone()));
         let (Some(ReplyItem::Reply(first)), Some(ReplyItem::Reply(second))) =
             tokio::join!(first.next(), second.next())
         else {
             panic!("both are answered")
         };
-        let id = first.account.task.clone().expect("a handle");
-        assert_eq!(second.account.task.as_ref(), Some(&id));
+        let id = first.summary.task.clone().expect("a handle");
+        assert_eq!(second.summary.task.as_ref(), Some(&id));
         let (has, lost) = if first_has_it { (first, second) } else { (second, first) };
         drop(lost);
         sleep(Duration::from_secs(1)).await;
         has.commit.expect("it is waited for").confirm();
         sleep(Duration::from_secs(60)).await;
-        let shown = call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id.as_str() })).await;
+        let shown =
+            call(&endpoint, "tasks/get", ELICITATION_AND_TASKS, json!({ "taskId": id.as_str() })).await;
         assert_eq!(shown["result"]["status"], "completed", "{shown}");
     }
 }
 
 /// The events of a server that sends an input request, and after the response sends `lines` log messages and
 /// its result.
-fn talkative(outgoing: &OutgoingCall, lines: usize) -> UpstreamEvents {
+fn logging_server(outgoing: &OutgoingCall, lines: usize) -> UpstreamEvents {
     if outgoing.call.method == Method::ToolsList {
-        return asking(outgoing);
+        return requesting_server(outgoing);
     }
     let line = || {
         let params = json!({ "level": "error", "data": "line" });
@@ -491,7 +500,7 @@ fn talkative(outgoing: &OutgoingCall, lines: usize) -> UpstreamEvents {
     };
     let (told, answer) = oneshot::channel();
     let asks = PendingServerRequest {
-        request: ServerRequest::Canonical(question("name")),
+        request: ServerRequest::Canonical(elicitation("name")),
         id: RequestId::from_number(7),
         responder: Box::new(AnswerSender(told)),
     };
@@ -507,19 +516,20 @@ fn talkative(outgoing: &OutgoingCall, lines: usize) -> UpstreamEvents {
 
 /// Sends two retries with the same `requestState`: one of a client that does not read its messages, and
 /// another before the server has responded, or after (`late`). Returns the response to the other.
-async fn beside_a_client_that_does_not_read(lines: usize, late: bool) -> Value {
-    let server = StandIn { preparing: Duration::ZERO, answers: move |outgoing| talkative(&outgoing, lines) };
-    let (endpoint, _) = endpoint(server, LATE);
-    let result = call(&endpoint, "tools/call", ASKED, json!({ "name": "t" })).await["result"].take();
+async fn retry_beside_silent_client(lines: usize, late: bool) -> Value {
+    let server =
+        TestServer { preparing: Duration::ZERO, answers: move |outgoing| logging_server(&outgoing, lines) };
+    let (endpoint, _) = endpoint(server, DEFER_AFTER_5S);
+    let result = call(&endpoint, "tools/call", ELICITATION, json!({ "name": "t" })).await["result"].take();
     let again = json!({
-        "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
+        "name": "t", "requestState": result["requestState"], "inputResponses": accepting_responses(&request_keys(&result)),
     });
-    let mut silent = begin(&endpoint, "tools/call", ASKED, again.clone());
+    let mut silent = begin(&endpoint, "tools/call", ELICITATION, again.clone());
     assert!(silent.next().now_or_never().is_none());
     if late {
         sleep(Duration::from_secs(2)).await;
     }
-    let other = answer(begin(&endpoint, "tools/call", ASKED, again));
+    let other = answer(begin(&endpoint, "tools/call", ELICITATION, again));
     let answered = timeout(Duration::from_secs(10), other).await.expect("it waits for nobody else");
     // The first client still finds all its messages when it begins to read.
     let mut last = None;
@@ -528,39 +538,41 @@ async fn beside_a_client_that_does_not_read(lines: usize, late: bool) -> Value {
     }
     let Some(ReplyItem::Reply(reply)) = last else { panic!("it is answered") };
     let reply: Value = serde_json::from_slice(&reply.body).expect("JSON");
-    assert_eq!(text(&reply["result"]), "done");
+    assert_eq!(result_text(&reply["result"]), "done");
     answered
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_does_not_read_keeps_no_other_from_the_result() {
-    let answered = beside_a_client_that_does_not_read(1_000, false).await;
-    assert_eq!(text(&answered["result"]), "done");
+    let answered = retry_beside_silent_client(1_000, false).await;
+    assert_eq!(result_text(&answered["result"]), "done");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_comes_back_too_late_does_not_wait_for_one_that_does_not_read() {
     // The log messages fill the channel of the first client, so that the result has to wait.
-    let answered = beside_a_client_that_does_not_read(8, true).await;
+    let answered = retry_beside_silent_client(8, true).await;
     assert_eq!(answered["error"]["code"], crate::protocol::code::INVALID_PARAMS, "{answered}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_unanswered_input_request_of_a_task_expires() {
-    let server = StandIn { preparing: Duration::ZERO, answers: |outgoing| asking(&outgoing) };
-    let defer = policy::DeferPolicy { mode: policy::Mode::Always, after: Duration::ZERO, ..LATE };
+    let server = TestServer { preparing: Duration::ZERO, answers: |outgoing| requesting_server(&outgoing) };
+    let defer = policy::DeferPolicy { mode: policy::Mode::Always, after: Duration::ZERO, ..DEFER_AFTER_5S };
     let (endpoint, _) = endpoint(server, defer);
-    let task = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await;
+    let task = call(&endpoint, "tools/call", ELICITATION_AND_TASKS, json!({ "name": "t" })).await;
     let id = &task["result"]["taskId"];
     let park = policy::InputPolicy::default().park;
-    let about = async || call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id })).await["result"].clone();
+    let about = async || {
+        call(&endpoint, "tasks/get", ELICITATION_AND_TASKS, json!({ "taskId": id })).await["result"].clone()
+    };
     sleep(park - Duration::from_secs(1)).await;
     let waits = about().await;
-    assert_eq!((&waits["status"], asked(&waits).len()), (&json!("input_required"), 1));
+    assert_eq!((&waits["status"], request_keys(&waits).len()), (&json!("input_required"), 1));
     sleep(Duration::from_secs(2)).await;
     let ended = about().await;
     assert_eq!(ended["status"], "completed", "{ended}");
-    assert_eq!(text(&ended["result"]), "cancel");
+    assert_eq!(result_text(&ended["result"]), "cancel");
 }
 
 #[tokio::test(start_paused = true)]
@@ -571,17 +583,17 @@ async fn in_memory_no_call_becomes_a_task_once_the_proxy_stops() {
         let server = MultiRoundServer {
             rounds,
             takes: [minute * (1 - rounds as u32), minute],
-            called: Arc::default(),
+            call_count: Arc::default(),
         };
-        let (endpoint, signals) = stoppable(server.stands_in(), LATE);
-        let mut call = begin(&endpoint, "tools/call", BOTH, json!({ "name": "t" }));
+        let (endpoint, signals) = endpoint_with_signals(server.into_upstream(), DEFER_AFTER_5S);
+        let mut call = begin(&endpoint, "tools/call", ELICITATION_AND_TASKS, json!({ "name": "t" }));
         if rounds == 1 {
             let result = answer(call).await["result"].take();
             let params = json!({
-                "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
+                "name": "t", "requestState": result["requestState"], "inputResponses": accepting_responses(&request_keys(&result)),
             });
             signals[0].0.start();
-            call = begin(&endpoint, "tools/call", BOTH, params);
+            call = begin(&endpoint, "tools/call", ELICITATION_AND_TASKS, params);
         } else {
             assert!(call.next().now_or_never().is_none());
             sleep(Duration::from_secs(1)).await;
@@ -594,19 +606,20 @@ async fn in_memory_no_call_becomes_a_task_once_the_proxy_stops() {
 
 #[tokio::test(start_paused = true)]
 async fn a_retry_during_shutdown_does_not_become_a_task_in_mode_always() {
-    let server = MultiRoundServer { rounds: 1, takes: [Duration::ZERO; 2], called: Arc::default() };
-    let (endpoint, signals) = stoppable(server.stands_in(), LATE);
-    let result = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await["result"].take();
+    let server = MultiRoundServer { rounds: 1, takes: [Duration::ZERO; 2], call_count: Arc::default() };
+    let (endpoint, signals) = endpoint_with_signals(server.into_upstream(), DEFER_AFTER_5S);
+    let result =
+        call(&endpoint, "tools/call", ELICITATION_AND_TASKS, json!({ "name": "t" })).await["result"].take();
     signals[0].0.start();
     // With another configuration, whose tools become tasks at once.
     let mut route = policy::Route::clone(endpoint.route());
     route.defer.mode = policy::Mode::Always;
     let endpoint = endpoint.reconfigured(Arc::new(route), Arc::new(SealKeyring::new([7; 32], &[])));
     let params = json!({
-        "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
+        "name": "t", "requestState": result["requestState"], "inputResponses": accepting_responses(&request_keys(&result)),
     });
-    let answer = call(&endpoint, "tools/call", BOTH, params).await;
-    assert_eq!(text(&answer["result"]), "age=accept name=accept", "{answer:#}");
+    let answer = call(&endpoint, "tools/call", ELICITATION_AND_TASKS, params).await;
+    assert_eq!(result_text(&answer["result"]), "age=accept name=accept", "{answer:#}");
 }
 
 /// The behaviour of a client, and how often its call counts as one that would have become a task; all times
@@ -631,12 +644,13 @@ impl Observation {
         let _written = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines));
 
         let [preparing, takes, later] = self.takes.map(Duration::from_secs);
-        let server = MultiRoundServer { rounds: self.rounds, takes: [takes, later], called: Arc::default() };
-        let server = StandIn { preparing, ..server.stands_in() };
-        let (endpoint, _) = endpoint(server, policy::DeferPolicy { mode, ..LATE });
+        let server =
+            MultiRoundServer { rounds: self.rounds, takes: [takes, later], call_count: Arc::default() };
+        let server = TestServer { preparing, ..server.into_upstream() };
+        let (endpoint, _) = endpoint(server, policy::DeferPolicy { mode, ..DEFER_AFTER_5S });
         let (mut params, mut has_handle) = (json!({ "name": "t" }), false);
         for waits in self.waits {
-            let items = begin(&endpoint, "tools/call", BOTH, params.clone());
+            let items = begin(&endpoint, "tools/call", ELICITATION_AND_TASKS, params.clone());
             let Ok(answer) = timeout(Duration::from_secs(waits), answer(items)).await else { break };
             let result = &answer["result"];
             has_handle |= result["resultType"] == "task";
@@ -648,7 +662,7 @@ impl Observation {
             params = json!({
                 "name": "t",
                 "requestState": result["requestState"],
-                "inputResponses": answers(&asked(result)),
+                "inputResponses": accepting_responses(&request_keys(result)),
             });
         }
         // By then the disconnect has been detected.

@@ -9,7 +9,7 @@ use super::{
     record_writes::{WriteFollowUp, WriteResult},
 };
 use crate::{
-    proxy::persist::{STORE_RETRY_DELAY, buffer, persist},
+    proxy::persist::{STORE_RETRY_DELAY, buffer_event, persist},
     store::{StoreError, UpdateOutcome},
     task,
 };
@@ -24,28 +24,28 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 impl CallDriver {
     /// Queues a change of the task record, with retries until the store takes it. No effect if the call is
     /// not a task.
-    pub(super) fn queue_write(&mut self, event: task::TaskEvent, after: WriteFollowUp) {
+    pub(super) fn queue_write(&mut self, event: task::TaskEvent, follow_up: WriteFollowUp) {
         let (ledger, overdue) = (Arc::clone(&self.shared.ledger), self.shared.overdue.clone());
-        let held = self.detached();
-        let write: BoxFuture<'static, _> = match &held.lease {
+        let detached = self.detached();
+        let write: BoxFuture<'static, _> = match &detached.lease {
             None => Box::pin(ready(Ok(UpdateOutcome::Unknown))),
-            Some(task) if held.writes.is_empty() => {
+            Some(task) if detached.writes.is_empty() => {
                 Box::pin(persist(ledger, task.id.clone(), event, overdue, None))
             }
             // The bytes of the event are counted, because it stays in memory while it waits behind others.
-            Some(task) => match buffer(&ledger, &task.id, event) {
+            Some(task) => match buffer_event(&ledger, &task.id, event) {
                 Ok((event, buffered)) => {
                     Box::pin(persist(ledger, task.id.clone(), event, overdue, Some(buffered)))
                 }
-                Err(full) => Box::pin(ready(Err(full))),
+                Err(error) => Box::pin(ready(Err(error))),
             },
         };
-        held.writes.push(after, write);
+        detached.writes.push(follow_up, write);
     }
 
     /// Queues the server info for the record, if the call became a task before the server was described.
-    pub(super) fn write_description(&mut self) {
-        let Some(server) = self.server() else { return };
+    pub(super) fn queue_description(&mut self) {
+        let Some(server) = self.server_description() else { return };
         let record = self.shared.ledger.last_stored(self.id());
         if record.is_some_and(|record| record.server_info.is_none()) {
             let event = task::TaskEvent::ServerDescribed { server_info: server.server_info.clone() };
@@ -55,43 +55,43 @@ impl CallDriver {
 
     /// Queues the latest progress message for the record, if there is one. Unlike other changes it is not
     /// retried at once, because newer progress may arrive.
-    pub(super) fn write_progress(&mut self) {
+    pub(super) fn queue_progress(&mut self) {
         let ledger = Arc::clone(&self.shared.ledger);
-        let held = self.detached();
-        if held.writes.has_progress() {
+        let detached = self.detached();
+        if detached.writes.has_progress() {
             return;
         }
-        let Some(message) = held.progress.message.take() else { return };
+        let Some(message) = detached.progress.message.take() else { return };
         let (id, event) =
-            (held.registration.id().clone(), task::TaskEvent::Progressed { message: message.clone() });
+            (detached.registration.id().clone(), task::TaskEvent::Progressed { message: message.clone() });
         let write = Box::pin(async move { ledger.change(&id, &event).await });
-        held.writes.push(WriteFollowUp::Progress { message }, write);
+        detached.writes.push(WriteFollowUp::Progress { message }, write);
     }
 
     /// Queues the removal of the task from the store, because its handle reached no client.
-    pub(super) fn discard_task(&mut self) {
-        let held = self.detached();
-        if let Some(task) = held.lease.take() {
-            let forget = async move {
+    pub(super) fn queue_discard(&mut self) {
+        let detached = self.detached();
+        if let Some(task) = detached.lease.take() {
+            let discard = async move {
                 task.discard().await;
                 Ok(UpdateOutcome::Unknown)
             };
-            held.writes.push(WriteFollowUp::Nothing, Box::pin(forget));
+            detached.writes.push(WriteFollowUp::Nothing, Box::pin(discard));
         }
     }
 
     /// Handles the result of a queued change.
-    pub(super) fn handle_written(&mut self, after: WriteFollowUp, result: WriteResult) {
-        match after {
+    pub(super) fn handle_written(&mut self, follow_up: WriteFollowUp, result: WriteResult) {
+        match follow_up {
             WriteFollowUp::Nothing => {}
-            WriteFollowUp::InputRequested { ask, key } => {
+            WriteFollowUp::InputRequested { input, key } => {
                 if matches!(result, Err(StoreError::Exists | StoreError::Unavailable(_))) {
                     self.detached().is_resume_point_fixed = true;
                 }
-                self.handle_recorded(ask, key, result);
-                let held = self.detached();
-                if !held.writes.has_input_request()
-                    && let Some(point) = held.resume_point.take()
+                self.handle_recorded(input, key, result);
+                let detached = self.detached();
+                if !detached.writes.has_input_request()
+                    && let Some(point) = detached.resume_point.take()
                 {
                     self.set_resume_point(point);
                 }
@@ -99,29 +99,29 @@ impl CallDriver {
             // If the write failed, the next process may send the responses again, which is harmless.
             WriteFollowUp::Delivered { keys } => {
                 if result.is_ok()
-                    && let Some(anchored) = &mut self.detached().anchor
+                    && let Some(anchor_state) = &mut self.detached().anchor
                 {
-                    anchored.remove_delivered(&keys);
+                    anchor_state.remove_delivered(&keys);
                 }
             }
             WriteFollowUp::Withdrawn { key } => match result {
                 Ok(UpdateOutcome::Applied { .. }) => {}
                 // The input request was answered before the removal, or the task has ended.
-                Ok(UpdateOutcome::Refused(_) | UpdateOutcome::Unknown) => self.write_delivered(vec![key]),
+                Ok(UpdateOutcome::Refused(_) | UpdateOutcome::Unknown) => self.queue_delivered(vec![key]),
                 // The proxy is shutting down. The record may contain a response, or receive one.
                 Err(_) => self.keep_withdrawal(key),
             },
             // If the removal was not applied, the input request was answered before and the response is in
             // the mailbox, the task has ended, or the proxy is shutting down: then there is nothing to do.
-            WriteFollowUp::TimedOut { ask, key } => {
+            WriteFollowUp::TimedOut { input, key } => {
                 if matches!(result, Ok(UpdateOutcome::Applied { .. })) {
-                    self.handle_expired(ask, &key);
+                    self.handle_expired(input, &key);
                 }
             }
             // If the removal was not applied, there is nothing to do, as with `TimedOut`.
-            WriteFollowUp::Undeclared { ask } => {
+            WriteFollowUp::Undeclared { input } => {
                 if matches!(result, Ok(UpdateOutcome::Applied { .. })) {
-                    self.refused_as_undeclared(ask);
+                    self.handle_undeclared_removed(input);
                 }
             }
             WriteFollowUp::Progress { message } => {

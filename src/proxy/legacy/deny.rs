@@ -10,8 +10,8 @@ use crate::{
     dialect::legacy::ClientMessage,
     protocol::{ErrorObject, Method, code},
     proxy::{
-        AccessSummary, LegacyRequest, LegacyResponse, legacy_http::refused, route_context::RouteContext,
-        session::LegacyClient,
+        AccessSummary, LegacyRequest, LegacyResponse, legacy_http::refuse_requests,
+        route_context::RouteContext, session::LegacyClient,
     },
     telemetry::RequestOutcome,
 };
@@ -40,7 +40,12 @@ pub(super) fn refuse(
     let error = find_violation(shared, client, request)?;
     let request_ids = request.post.request_ids();
     let status = if request_ids.is_empty() { StatusCode::BAD_REQUEST } else { StatusCode::OK };
-    Some(refused(status, &request_ids, &error, AccessSummary::failed(RequestOutcome::Refused, &error)))
+    Some(refuse_requests(
+        status,
+        &request_ids,
+        &error,
+        AccessSummary::failed(RequestOutcome::Refused, &error),
+    ))
 }
 
 /// Returns the error for the first message of the POST that must not reach the server.

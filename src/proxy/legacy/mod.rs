@@ -24,10 +24,10 @@ use super::{
     AccessSummary, LegacyRequest, LegacyResponse,
     admission::{CallLimitError, PendingAdmission},
     answers::experimental,
-    legacy_http::{self, empty_response, refusal},
+    legacy_http::{self, empty_response, refusal_response},
     observed_call::ObservedCall,
     relay::{self, ResponseEdit, event_ids},
-    reply::{self, stopping_error},
+    reply::{self, shutdown_error},
     route_context::RouteContext,
     session::{LegacyClient, ResponseOwner},
     tickets,
@@ -56,7 +56,7 @@ enum RequestDisposition {
 /// Serves one HTTP request of a legacy client in front of a legacy server: relays it, or responds in the
 /// server's place.
 pub(super) async fn serve(shared: Arc<RouteContext>, request: LegacyRequest) -> LegacyResponse {
-    let client = LegacyClient::of(request.principal, &request.headers, &shared.sessions.revisions);
+    let client = LegacyClient::from_headers(request.principal, &request.headers, &shared.sessions.revisions);
     if let Some(refusal) = session_delete::closed_session_response(&shared, &client, &request) {
         return refusal;
     }
@@ -111,7 +111,7 @@ async fn apply_disposition(
             if let Some(resumed) = event_ids::resume(&shared, &client, &request) {
                 return resumed;
             }
-            let observed = ObservedCall::of_request(&shared, &request);
+            let observed = ObservedCall::begin_for_request(&shared, &request);
             let admission = match admit(&shared, &request) {
                 Ok(admission) => admission,
                 Err(limit_error) => return not_admitted_response(&request, &limit_error),
@@ -155,7 +155,8 @@ fn admit(shared: &RouteContext, request: &LegacyRequest) -> Result<Option<Pendin
 fn not_admitted_response(request: &LegacyRequest, limit_error: &CallLimitError) -> LegacyResponse {
     let error = limit_error.record_and_build_error();
     let summary = AccessSummary::failed(RequestOutcome::Refused, &error);
-    let mut response = legacy_http::refused(StatusCode::OK, &request.post.request_ids(), &error, summary);
+    let mut response =
+        legacy_http::refuse_requests(StatusCode::OK, &request.post.request_ids(), &error, summary);
     response.headers.extend(limit_error.retry_after().map(|retry_after| (RETRY_AFTER, retry_after)));
     response
 }
@@ -171,8 +172,10 @@ fn is_new_work(request: &LegacyRequest) -> bool {
 /// Builds the 503 response to new work while the proxy shuts down; nothing is sent to the server. Another
 /// process may serve the retry.
 fn stopping_response(request: &LegacyRequest) -> LegacyResponse {
-    let (status, summary) = (StatusCode::SERVICE_UNAVAILABLE, AccessSummary::of(RequestOutcome::ProxyFailed));
-    let mut response = legacy_http::refused(status, &request.post.request_ids(), &stopping_error(), summary);
+    let (status, summary) =
+        (StatusCode::SERVICE_UNAVAILABLE, AccessSummary::new(RequestOutcome::ProxyFailed));
+    let mut response =
+        legacy_http::refuse_requests(status, &request.post.request_ids(), &shutdown_error(), summary);
     response.headers.insert(RETRY_AFTER, reply::RETRY_AFTER);
     response
 }
@@ -209,7 +212,7 @@ fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, request: &Le
         [ClientMessage::Request { method, .. }] if method.is_about_legacy_tasks() => true,
         [ClientMessage::Request { method: Method::ToolsCall, target, .. }] => {
             let tool = target.as_deref().unwrap_or_default();
-            let mode = shared.route.tool_policy_for(tool, &request.standing).mode;
+            let mode = shared.route.tool_policy_for(tool, &request.rollout_membership).mode;
             mode == Mode::Required
                 || (mode.makes_tasks() && task_call::can_take_unsolicited(shared, client, request))
                 || (is_offered(shared, request) && has_task_param(request))
@@ -225,7 +228,8 @@ fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, request: &Le
 /// Whether this caller may use tasks: the route offers them to the caller, or the operator has named the
 /// client for unsolicited tasks.
 fn is_offered(shared: &RouteContext, request: &LegacyRequest) -> bool {
-    shared.route.can_offer_tasks(&request.standing) || task_call::is_named_unsolicited(shared, request)
+    shared.route.can_offer_tasks(&request.rollout_membership)
+        || task_call::is_named_unsolicited(shared, request)
 }
 
 /// Whether a call requests a task with `params.task`, valid or not.
@@ -251,17 +255,18 @@ async fn decide(
             RequestDisposition::Relay(Some(task_capability::edit_initialize(
                 Arc::clone(shared),
                 request.params(),
-                (client.principal, &request.standing),
+                (client.principal, &request.rollout_membership),
             )))
         }
         [ClientMessage::Request { method: Method::ToolsList, .. }] => {
-            let offered = shared.route.can_offer_tasks(&request.standing)
+            let offered = shared.route.can_offer_tasks(&request.rollout_membership)
                 && task_capability::is_offered(shared, client, request).await;
-            let edit = offered
-                .then(|| task_capability::edit_tool_list(Arc::clone(shared), request.standing.clone()));
+            let edit = offered.then(|| {
+                task_capability::edit_tool_list(Arc::clone(shared), request.rollout_membership.clone())
+            });
             RequestDisposition::Relay(match tickets::legacy_eligibility(shared, client, request) {
                 Some(grant) => {
-                    let grant_and_membership = (grant, request.standing.clone());
+                    let grant_and_membership = (grant, request.rollout_membership.clone());
                     Some(ticket_call::edit_tool_list(shared, client, grant_and_membership, edit))
                 }
                 None => edit,
@@ -334,7 +339,7 @@ async fn decide_call(
     let accepts_unsolicited = task_call::can_take_unsolicited(shared, client, request);
     let ticketing = tickets::legacy_ticket_options(shared, client, request, tool);
     let ticket = ticketing.as_ref().map(|(terms, _)| terms.after);
-    let policy = shared.route.tool_policy_for(tool, &request.standing);
+    let policy = shared.route.tool_policy_for(tool, &request.rollout_membership);
     let plan =
         plan_legacy(&LegacyToolCall { tool, task_param, accepts_unsolicited, ticket_after: ticket }, &policy);
     let is_ticket = matches!(plan, Plan::Drive(DriveMode::Ticket { .. }));
@@ -349,10 +354,10 @@ async fn decide_call(
             let without_task = Frame::parse(offer::remove_task_param(message));
             return without_task.map_or(RequestDisposition::Relay(None), RequestDisposition::RelayAs);
         }
-        Plan::Refuse(error) => return RequestDisposition::Respond(refusal(id, &error)),
+        Plan::Refuse(error) => return RequestDisposition::Respond(refusal_response(id, &error)),
         // The proxy began to shut down while the server's capabilities were requested. This client requires a
         // task, and cannot read a plain result.
-        Plan::Drive(DriveMode::Task) if !shared.makes_tasks() => {
+        Plan::Drive(DriveMode::Task) if !shared.can_make_tasks() => {
             return RequestDisposition::Respond(stopping_response(request));
         }
         Plan::Drive(drive) => drive,

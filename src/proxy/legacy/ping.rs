@@ -32,21 +32,21 @@ pub(super) async fn check_session(
 ) -> Option<LegacyResponse> {
     let presence = &shared.sessions.presence;
     let key = session.filter(|key| !presence.is_known(*key))?;
-    let id = shared.sessions.client_ids.next_of_ours(session);
+    let id = shared.sessions.client_ids.next_proxy_id(session);
     let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#);
-    let ping = request.session().request(Method::POST, body.into(), RequestPurpose::Idempotent);
+    let ping = request.client_session().request(Method::POST, body.into(), RequestPurpose::Idempotent);
     let response = match timeout(PING_TIMEOUT, shared.upstream.forward(ping)).await {
         Ok(Ok(response)) if response.status.is_client_error() => response,
         // A server that does not respond in time is assumed to have the session, so that only one request
         // waits for the ping.
         Ok(Ok(_)) | Err(_) => {
-            presence.learn(key);
+            presence.insert(key);
             return None;
         }
         Ok(Err(_)) => return None,
     };
     let (status, headers) = (response.status, response.headers.clone());
     let body = response.collect(MAX_REFUSAL_BYTES).await.unwrap_or_default();
-    let summary = AccessSummary::of(RequestOutcome::ServerError);
-    Some(LegacyResponse { status, headers, body: ResponseBody::Whole(body, summary) })
+    let summary = AccessSummary::new(RequestOutcome::ServerError);
+    Some(LegacyResponse { status, headers, body: ResponseBody::Complete(body, summary) })
 }

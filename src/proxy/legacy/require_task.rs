@@ -11,7 +11,8 @@ use crate::{
     policy::Mode,
     protocol::{ErrorObject, Method, code},
     proxy::{
-        AccessSummary, LegacyRequest, LegacyResponse, legacy_http::refused, route_context::RouteContext,
+        AccessSummary, LegacyRequest, LegacyResponse, legacy_http::refuse_requests,
+        route_context::RouteContext,
     },
     telemetry::RequestOutcome,
 };
@@ -24,7 +25,7 @@ const AMBIGUITY_REASON: &str =
 /// Whether the messages of this request have to be checked: a POST on a route with a tool that must be a
 /// task.
 pub(super) fn must_check(shared: &RouteContext, request: &LegacyRequest) -> bool {
-    shared.route.has_required_tasks(&request.standing) && request.method == http::Method::POST
+    shared.route.has_required_tasks(&request.rollout_membership) && request.method == http::Method::POST
 }
 
 /// Returns the refusal of a POST that is ambiguous or whose batch calls a tool that must be a task; `None` if
@@ -39,7 +40,12 @@ pub(super) async fn refuse(shared: &RouteContext, request: &LegacyRequest) -> Op
     }
     let request_ids = request.post.request_ids();
     let status = if request_ids.is_empty() { StatusCode::BAD_REQUEST } else { StatusCode::OK };
-    Some(refused(status, &request_ids, &error, AccessSummary::failed(RequestOutcome::Refused, &error)))
+    Some(refuse_requests(
+        status,
+        &request_ids,
+        &error,
+        AccessSummary::failed(RequestOutcome::Refused, &error),
+    ))
 }
 
 /// Returns the error for the first message of the POST that must not reach the server.
@@ -52,7 +58,7 @@ fn find_violation(shared: &RouteContext, request: &LegacyRequest) -> Option<Erro
     }
     let required_tool = |message: &ClientMessage| match message {
         ClientMessage::Request { method: Method::ToolsCall, target: Some(tool), .. } => {
-            (shared.route.tool_policy_for(tool, &request.standing).mode == Mode::Required)
+            (shared.route.tool_policy_for(tool, &request.rollout_membership).mode == Mode::Required)
                 .then(|| tool.clone())
         }
         ClientMessage::Request { .. }

@@ -12,7 +12,7 @@ use crate::{
     protocol::{ErrorObject, Method as RpcMethod, code},
     proxy::{
         AccessSummary, LegacyRequest, LegacyResponse, legacy_http, relay,
-        reply::outcome_of,
+        reply::call_error_outcome,
         route_context::RouteContext,
         session::{LegacyClient, SessionKey},
     },
@@ -38,7 +38,7 @@ pub(super) async fn delete_session(
     };
     // Tasks in the session continue: the server receives the DELETE after the last task has ended.
     let start_deferred_delete = || {
-        let (shared, session) = (Arc::clone(&shared), request.session());
+        let (shared, session) = (Arc::clone(&shared), request.client_session());
         move || {
             let stopping = shared.stopping.clone();
             stopping.spawn(async move { delete_at_server(&shared, session).await });
@@ -50,9 +50,9 @@ pub(super) async fn delete_session(
     match shared.server_survives_delete(client.principal, &request.headers).await {
         Ok(true) => {}
         Ok(false) => return respond_locally(&shared, key),
-        Err(error) => return relay::transport_error(&error, AccessSummary::of(outcome_of(&error))),
+        Err(error) => return relay::transport_error(&error, AccessSummary::new(call_error_outcome(&error))),
     }
-    let ending_session = shared.sessions.pending_requests.begin_end(key);
+    let ending_session = shared.sessions.pending_requests.begin_delete(key);
     let response = relay::forward(Arc::clone(&shared), client, request, None, (None, None)).await;
     shared.sessions.presence.note_response(&client, true, &response);
     if response.status.is_success() {
@@ -65,7 +65,7 @@ pub(super) async fn delete_session(
 /// [refused](closed_session_response).
 fn respond_locally(shared: &RouteContext, key: SessionKey) -> LegacyResponse {
     shared.sessions.pending_requests.close_session(key);
-    shared.sessions.presence.forget(key);
+    shared.sessions.presence.remove(key);
     legacy_http::empty_response(StatusCode::OK)
 }
 
@@ -99,6 +99,6 @@ pub(super) fn closed_session_response(
             "the session was ended by its client: begin another with initialize",
         );
         let summary = AccessSummary::failed(RequestOutcome::Disconnected, &error);
-        legacy_http::refused(StatusCode::NOT_FOUND, &request.post.request_ids(), &error, summary)
+        legacy_http::refuse_requests(StatusCode::NOT_FOUND, &request.post.request_ids(), &error, summary)
     })
 }

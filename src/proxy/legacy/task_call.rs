@@ -21,7 +21,7 @@ use crate::{
         call_registry::{CallWaiter, CancelTarget, ReplyTarget},
         drive::{CallDriver, CallSpan, NativeForm, NativeReplies},
         legacy_http::{self, json_response, stream_response},
-        reply::lost_error,
+        reply::record_call_error,
         route_context::RouteContext,
         session::LegacyClient,
         tickets::TicketOptions,
@@ -77,13 +77,13 @@ pub(super) fn prepare_call(
     // The proxy emulates the session of a client of a stdio server: the client's calls are made in the
     // proxy's sessions.
     let call_id = match shared.upstream.address() {
-        Some(_) => shared.sessions.client_ids.next_of_ours(client.session),
+        Some(_) => shared.sessions.client_ids.next_proxy_id(client.session),
         None => own_ids::next(),
     };
-    let deferral = Deferral::new(shared.ledger.outlives());
+    let deferral = Deferral::new(shared.ledger.is_durable());
     let (target, rpc_id) = ((&Method::ToolsCall, Some(tool)), RequestId::from_number(call_id));
     let span = CallSpan::begin(shared, request.trace.as_deref(), target, Some(&rpc_id));
-    let mut session = request.session();
+    let mut session = request.client_session();
     let traced = span.context().and_then(|context| {
         context.write_to_headers(&mut session.headers);
         Frame::parse(context.inject(message)?).ok()
@@ -112,13 +112,13 @@ pub(super) fn prepare_call(
         ttl: task_param.and_then(|param| param.ttl),
         wants_progress,
         view: if ticketing.is_some() { TaskView::Ticket } else { TaskView::Experimental },
-        reader: result_format(request, task_param),
-        ticketing,
+        result_format: result_format(request, task_param),
+        ticket_options: ticketing,
         progress: None,
         deferral,
         needs_credentials: shared.credentials(&request.headers).can_identify_caller(),
         in_flight,
-        opening: None,
+        stream_opening: None,
         began: shared.clock.now(),
         last_status: "working",
     };
@@ -153,7 +153,7 @@ pub(super) async fn start_as_task(
             Ok((mut driver, created)) => {
                 // The send fails if the client has disconnected; it finds the task in `tasks/list`.
                 let _ = created_sender.send(Ok((driver.id().clone(), created)));
-                driver.is_listened_to().await;
+                driver.wait_until_listening().await;
                 driver.run().await;
             }
             Err(limit_error) => drop(created_sender.send(Err(limit_error))),
@@ -161,15 +161,15 @@ pub(super) async fn start_as_task(
     });
     match receiver.await {
         Ok(Ok((task, created))) => {
-            let summary = AccessSummary { task: Some(task), ..AccessSummary::of(RequestOutcome::Task) };
-            legacy_http::success(id, &created, summary)
+            let summary = AccessSummary { task: Some(task), ..AccessSummary::new(RequestOutcome::Task) };
+            legacy_http::result_response(id, &created, summary)
         }
         // A call that cannot become a task is refused, not run plainly: the client could not distinguish a
         // plain result from that of a task.
         Ok(Err(limit_error)) => {
-            legacy_http::refusal(id, &ErrorObject::new(code::BUSY, limit_error.to_string()))
+            legacy_http::refusal_response(id, &ErrorObject::new(code::BUSY, limit_error.to_string()))
         }
-        Err(_) => legacy_http::refusal(id, &lost_error(&CallError::Closing)),
+        Err(_) => legacy_http::refusal_response(id, &record_call_error(&CallError::Closing)),
     }
 }
 
@@ -196,35 +196,36 @@ pub(super) async fn respond_on_stream(
     });
     let first = timeout(keep_alive, received.recv()).await;
     if let Ok(Some(ReplyItem::Reply(reply))) = first {
-        return json_response(reply.body, reply.account);
+        return json_response(reply.body, reply.summary);
     }
     let first = to_piece(first);
-    let remaining = stream::unfold((received, first.then), move |(mut received, continuation)| async move {
-        if continuation == BodyContinuation::End {
-            return None;
-        }
-        let piece = to_piece(timeout(keep_alive, received.recv()).await);
-        let continuation = piece.then;
-        Some((piece, (received, continuation)))
-    });
-    stream_response(ResponseBody::Pieces(stream::once(ready(first)).chain(remaining).boxed()))
+    let remaining =
+        stream::unfold((received, first.continuation), move |(mut received, continuation)| async move {
+            if continuation == BodyContinuation::End {
+                return None;
+            }
+            let piece = to_piece(timeout(keep_alive, received.recv()).await);
+            let continuation = piece.continuation;
+            Some((piece, (received, continuation)))
+        });
+    stream_response(ResponseBody::Stream(stream::once(ready(first)).chain(remaining).boxed()))
 }
 
 /// Converts a message for a waiting client to the next piece of its response stream. A timeout (`Elapsed`)
 /// becomes an SSE comment.
 fn to_piece(received: Result<Option<ReplyItem>, Elapsed>) -> BodyPiece {
     match received {
-        Ok(Some(ReplyItem::Notification(message))) => BodyPiece::of(sse::message(&message)),
+        Ok(Some(ReplyItem::Notification(message))) => BodyPiece::from_bytes(sse::message(&message)),
         Ok(Some(ReplyItem::TaskEnd(message, commit))) => {
-            BodyPiece { commit: Some(commit), ..BodyPiece::of(sse::message(&message)) }
+            BodyPiece { commit: Some(commit), ..BodyPiece::from_bytes(sse::message(&message)) }
         }
         Ok(Some(ReplyItem::Reply(reply))) => {
-            BodyPiece { commit: reply.commit, ..BodyPiece::last(sse::message(&reply.body), reply.account) }
+            BodyPiece { commit: reply.commit, ..BodyPiece::last(sse::message(&reply.body), reply.summary) }
         }
         // The channel closes without a reply after the client has cancelled its request: no response is owed,
         // and some clients fail on an unexpected response.
         Ok(None) => BodyPiece::end(),
-        Err(_silence) => BodyPiece::of(sse::KEEP_ALIVE),
+        Err(_silence) => BodyPiece::from_bytes(sse::KEEP_ALIVE),
     }
 }
 

@@ -35,16 +35,19 @@ pub(super) fn edit_initialize(
 ) -> ResponseEdit {
     let offers_tasks = shared.route.can_offer_tasks(membership);
     let requested = params.and_then(legacy::requested_revision);
-    let client = shared.route.has_tickets().then(|| ClientDeclaration::of(params));
+    let client = shared.route.has_tickets().then(|| ClientDeclaration::from_initialize_params(params));
     Box::new(move |response, session_id| {
         if let (Some(client), Some(session)) = (&client, session_id) {
-            shared.sessions.ticket_holders.add_session(SessionKey::named(principal, session), client.clone());
+            shared
+                .sessions
+                .ticket_holders
+                .add_session(SessionKey::from_id(principal, session), client.clone());
         }
         if let Some(negotiated) = legacy::negotiated_revision(response) {
             let revision = Revision::parse(&negotiated);
-            shared.server_profile.learn_revision(requested, revision);
+            shared.server_profile.record_revision(requested, revision);
             if let (Some(session), Some(revision)) = (session_id, revision) {
-                shared.sessions.revisions.learn(SessionKey::named(principal, session), revision);
+                shared.sessions.revisions.record(SessionKey::from_id(principal, session), revision);
             }
         }
         if !shared.route.has_tasks() {
@@ -52,11 +55,11 @@ pub(super) fn edit_initialize(
         }
         match offer::read_task_support(response, !principal.is_anonymous() || session_id.is_some())? {
             ServerTaskSupport::Native => {
-                shared.server_profile.learn_tasks(true);
+                shared.server_profile.record_tasks(true);
                 None
             }
             ServerTaskSupport::Missing { offer } => {
-                shared.server_profile.learn_tasks(false);
+                shared.server_profile.record_tasks(false);
                 offer.filter(|_| offers_tasks)
             }
         }

@@ -9,12 +9,12 @@ use crate::{
     proxy::{
         AccessSummary, BodyPiece, DeliveryCommit, LegacyRequest, LegacyResponse, ResponseBody,
         answers::ticket::{ResultWatch, TicketCaller, TicketToolAnswer, WatchEvent, call_ticket_tool},
-        legacy_http::{empty_response, stream_response, success, task_end},
+        legacy_http::{empty_response, result_response, stream_response, task_end_response},
         relay::ResponseEdit,
-        reply::lost_error,
+        reply::record_call_error,
         route_context::RouteContext,
         session::{ClientDeclaration, LegacyClient, RequestRegistration},
-        task_watchers::Askable,
+        task_watchers::InputFilter,
         tickets,
     },
     task::{Record, view},
@@ -78,7 +78,7 @@ pub(super) fn edit_tool_list(
             // Without a session nothing is recorded: the operator has named the client, which counts as
             // having the ticket tools.
             session.is_none_or(|session| {
-                shared.sessions.ticket_holders.set_given(session, names);
+                shared.sessions.ticket_holders.set_given_names(session, names);
                 true
             })
         })
@@ -98,10 +98,11 @@ pub(super) async fn serve(
     let (action, names) =
         tickets::legacy_ticket_action(shared, client, tool, || ticket::ticket_argument(params))?;
     let grant = tickets::legacy_eligibility(shared, client, request);
-    let declaration = client.session.and_then(|session| shared.sessions.ticket_holders.client(session));
+    let declaration =
+        client.session.and_then(|session| shared.sessions.ticket_holders.client_declaration(session));
     let client_declaration = declaration.clone();
-    let askable = Askable::new(move |method, params| {
-        client_declaration.as_ref().is_none_or(|declaration| declaration.can_be_asked(method, params))
+    let askable = InputFilter::new(move |method, params| {
+        client_declaration.as_ref().is_none_or(|declaration| declaration.can_receive(method, params))
     });
     let caller = TicketCaller {
         owner: client.owner(&shared.route),
@@ -109,11 +110,11 @@ pub(super) async fn serve(
         names: &names,
         wait: tickets::result_wait(shared, grant),
         accepts_messages: true,
-        askable,
+        input_filter: askable,
     };
     let watch = match call_ticket_tool(shared, caller, action, params).await {
         TicketToolAnswer::Result(result, summary) | TicketToolAnswer::CallResult(_, result, summary) => {
-            return Some(success(id, result.to_string().as_bytes(), summary));
+            return Some(result_response(id, result.to_string().as_bytes(), summary));
         }
         TicketToolAnswer::Pending(watch) => watch,
     };
@@ -164,10 +165,12 @@ struct TicketWait {
 /// Responds with a document if the result arrives within `keep_alive`, otherwise with an event stream.
 async fn respond(mut wait: TicketWait, keep_alive: Duration) -> LegacyResponse {
     let first = match timeout(keep_alive, wait.next()).await {
-        Ok(TicketWaitEvent::Response(body, summary, commit)) => return task_end(body, summary, commit),
+        Ok(TicketWaitEvent::Response(body, summary, commit)) => {
+            return task_end_response(body, summary, commit);
+        }
         Ok(TicketWaitEvent::Cancelled) => return empty_response(StatusCode::ACCEPTED),
-        Ok(TicketWaitEvent::Message(event)) => BodyPiece::of(event),
-        Err(_silence) => BodyPiece::of(sse::KEEP_ALIVE),
+        Ok(TicketWaitEvent::Message(event)) => BodyPiece::from_bytes(event),
+        Err(_silence) => BodyPiece::from_bytes(sse::KEEP_ALIVE),
     };
     let remaining = stream::unfold(wait, move |mut wait| async move {
         if wait.is_over {
@@ -178,12 +181,12 @@ async fn respond(mut wait: TicketWait, keep_alive: Duration) -> LegacyResponse {
                 BodyPiece { commit, ..BodyPiece::last(sse::message(&body), summary) }
             }
             Ok(TicketWaitEvent::Cancelled) => BodyPiece::end(),
-            Ok(TicketWaitEvent::Message(event)) => BodyPiece::of(event),
-            Err(_silence) => BodyPiece::of(sse::KEEP_ALIVE),
+            Ok(TicketWaitEvent::Message(event)) => BodyPiece::from_bytes(event),
+            Err(_silence) => BodyPiece::from_bytes(sse::KEEP_ALIVE),
         };
         Some((piece, wait))
     });
-    stream_response(ResponseBody::Pieces(stream::once(std::future::ready(first)).chain(remaining).boxed()))
+    stream_response(ResponseBody::Stream(stream::once(std::future::ready(first)).chain(remaining).boxed()))
 }
 
 /// An event of the wait for a ticket's result, as it is sent to the client.
@@ -225,14 +228,14 @@ impl TicketWait {
                 }
                 // Input requests that the client can receive are put on this stream, or on the session's GET
                 // stream.
-                WatchEvent::InputRequired(record) => drop(self.watch.requests(&record)),
+                WatchEvent::InputRequired(record) => drop(self.watch.receivable_requests(&record)),
                 WatchEvent::Ended(record, commit) => return self.end_response(&record, commit),
                 WatchEvent::StillRunning(record) => {
                     let still_running_result = self.watch.running_result(&record);
                     return self.final_response(
                         &still_running_result,
                         AccessSummary {
-                            shown: Some("working"),
+                            shown_status: Some("working"),
                             origin: record.trace.clone(),
                             ..AccessSummary::default()
                         },
@@ -241,16 +244,16 @@ impl TicketWait {
                 WatchEvent::Expired => {
                     return self.final_response(
                         &view::ticket::unknown_ticket_result(),
-                        AccessSummary::of(RequestOutcome::Refused),
+                        AccessSummary::new(RequestOutcome::Refused),
                     );
                 }
                 WatchEvent::Closing => {
-                    let error = lost_error(&CallError::Closing);
+                    let error = record_call_error(&CallError::Closing);
                     self.is_over = true;
                     let body = legacy::error_responses(std::slice::from_ref(&self.id), &error);
                     return TicketWaitEvent::Response(
                         body,
-                        AccessSummary::of(RequestOutcome::ProxyFailed),
+                        AccessSummary::new(RequestOutcome::ProxyFailed),
                         None,
                     );
                 }
@@ -264,7 +267,7 @@ impl TicketWait {
         let Some(declaration) = &self.declaration else { return true };
         let Some(Ok(message)) = sse::data(event).map(Frame::parse) else { return true };
         match message.kind() {
-            Kind::Request { method, params, .. } => declaration.can_be_asked(method, params.as_deref()),
+            Kind::Request { method, params, .. } => declaration.can_receive(method, params.as_deref()),
             Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => true,
         }
     }
@@ -273,7 +276,7 @@ impl TicketWait {
     fn end_response(&mut self, record: &Record, commit: DeliveryCommit) -> TicketWaitEvent {
         self.is_over = true;
         let (shown, origin) = (Some(record.state.status()), record.trace.clone());
-        let shown = AccessSummary { shown, origin, ..AccessSummary::default() };
+        let shown = AccessSummary { shown_status: shown, origin, ..AccessSummary::default() };
         let (body, summary) = match view::ticket::call_outcome(record, false) {
             Some(view::ticket::CallOutcome::Result(result)) => {
                 (legacy::success_response(&self.id, &result), shown)
@@ -284,7 +287,8 @@ impl TicketWait {
                 (legacy::error_responses(std::slice::from_ref(&self.id), &error), summary)
             }
             Some(view::ticket::CallOutcome::Cancelled) | None => {
-                let result = view::ticket::already_ended_result(record, &self.watch.ticketing.names.result);
+                let result =
+                    view::ticket::already_ended_result(record, &self.watch.ticket_options.names.result);
                 (legacy::success_response(&self.id, result.to_string().as_bytes()), shown)
             }
         };

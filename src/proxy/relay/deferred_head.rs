@@ -56,7 +56,7 @@ async fn await_start(
     }
     if !response.status.is_success() {
         let error = response.read_error().await?;
-        return Ok(match requester.pending.owed(smallvec![id.clone()]).await.is_empty() {
+        return Ok(match requester.pending.still_owed(smallvec![id.clone()]).await.is_empty() {
             true => UpstreamStart::Document(Bytes::new()),
             false => UpstreamStart::Document(modern::error_response(Some(&id), &error)),
         });

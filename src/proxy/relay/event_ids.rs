@@ -20,7 +20,7 @@ use crate::{
     },
     proxy::{
         AccessSummary, BodyContinuation, BodyPiece, BodyStream, LegacyRequest, LegacyResponse, ResponseBody,
-        legacy_http::{refused, stream_response},
+        legacy_http::{refuse_requests, stream_response},
         route_context::RouteContext,
         session::{LegacyClient, SessionKey},
     },
@@ -138,7 +138,7 @@ pub(in crate::proxy) fn buffer_response(
     let is_events = is_media(response.headers.get(CONTENT_TYPE), EVENT_STREAM);
     let LegacyResponse { status, headers, body } = response;
     let pieces = match body {
-        ResponseBody::Pieces(pieces)
+        ResponseBody::Stream(pieces)
             if is_events
                 && status == StatusCode::OK
                 && shared.replay_buffers.buffers.len() < shared.route.resume.max_streams =>
@@ -161,7 +161,7 @@ pub(in crate::proxy) fn buffer_response(
     let id_assigner = EventIdAssigner::new(name, params.sends_priming_event, shared.route.resume.max_bytes);
     let filling = fill_buffer(Arc::clone(shared), buffer, pieces, id_assigner);
     shared.closing.spawn(filling);
-    LegacyResponse { status, headers, body: ResponseBody::Pieces(reader.into_pieces()) }
+    LegacyResponse { status, headers, body: ResponseBody::Stream(reader.into_pieces()) }
 }
 
 /// Reads a response to its end into its buffer, and removes the buffer after `resume.keep`.
@@ -175,9 +175,7 @@ async fn fill_buffer(
     // The access summary waits here until an event arrives to which it can be attached.
     let mut summary = None;
     let mut end = BodyContinuation::End;
-    while let Some(BodyPiece { bytes, account: summary_of_piece, then: continuation, .. }) =
-        pieces.next().await
-    {
+    while let Some(BodyPiece { bytes, summary: summary_of_piece, continuation, .. }) = pieces.next().await {
         summary = summary_of_piece.or(summary);
         let events = id_assigner.feed(bytes);
         let entry = |event| ReplayEntry { event, account: None };
@@ -219,14 +217,14 @@ pub(in crate::proxy) fn resume(
     let buffer = buffer.filter(|buffer| buffer.session == client.session);
     let lookup = buffer.as_ref().map_or(ReplayLookup::Unknown, |buffer| buffer.find_after(number));
     match (lookup, buffer) {
-        (ReplayLookup::Rest(reader), _) => Some(stream_response(ResponseBody::Pieces(reader.into_pieces()))),
+        (ReplayLookup::Rest(reader), _) => Some(stream_response(ResponseBody::Stream(reader.into_pieces()))),
         (ReplayLookup::Overflowed, Some(buffer)) => Some(buffer.overflow_response()),
         (ReplayLookup::Overflowed | ReplayLookup::Unknown, _) => {
             let message =
                 "the stream that this event id belongs to is no longer kept (resume.keep, resume.bytes)";
             let error = ErrorObject::new(code::INVALID_REQUEST, message);
             let summary = AccessSummary::failed(RequestOutcome::Refused, &error);
-            Some(refused(StatusCode::BAD_REQUEST, &[], &error, summary))
+            Some(refuse_requests(StatusCode::BAD_REQUEST, &[], &error, summary))
         }
     }
 }
@@ -306,7 +304,7 @@ impl ReplayBuffer {
         );
         let error = ErrorObject::new(code::RESULT_TOO_LARGE, message);
         let summary = AccessSummary::failed(RequestOutcome::ProxyFailed, &error);
-        stream_response(ResponseBody::Whole(
+        stream_response(ResponseBody::Complete(
             ResponseTracker::new(self.waiting.clone(), 0).closing_errors(&error),
             summary,
         ))
@@ -380,7 +378,7 @@ impl ReplayReader {
             let Some(entry) = log.entries.get(index) else { break };
             if entry.event.number.is_some() || self.position >= self.replay_until {
                 let ReplayEntry { event: NumberedEvent { bytes, .. }, account } = entry.clone();
-                found = Some(BodyPiece { account, ..BodyPiece::of(bytes) });
+                found = Some(BodyPiece { summary: account, ..BodyPiece::from_bytes(bytes) });
             }
             self.position += 1;
         }
@@ -398,7 +396,7 @@ impl ReplayReader {
         }
         let (summary, continuation) = end?;
         self.is_over = true;
-        Some(BodyPiece { account: Some(summary), then: continuation, ..BodyPiece::end() })
+        Some(BodyPiece { summary: Some(summary), continuation, ..BodyPiece::end() })
     }
 }
 

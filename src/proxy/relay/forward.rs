@@ -32,7 +32,7 @@ use crate::{
         drive::CallSpan,
         legacy_http::stream_response,
         observed_call::ObservedCall,
-        reply::{lost_error, outcome_of},
+        reply::{call_error_outcome, record_call_error},
         route_context::RouteContext,
         session::{ClientCall, ExpectedStream, LegacyClient, PendingRequest, SessionKey},
     },
@@ -107,13 +107,13 @@ pub(in crate::proxy) fn forward(
     let unanswered = requester.resume(&request);
     let can_begin_early = (is_call && edit.is_none() || unanswered.len() == 1) && can_begin_early(&request);
     let has_deadline = is_call && shared.route.wait_policy.deadline.is_some();
-    let cancel_session = has_deadline.then(|| Box::new(request.session()));
+    let cancel_session = has_deadline.then(|| Box::new(request.client_session()));
     let token = request.params().and_then(offer::progress_token).and_then(RequestId::from_token);
     let hides_tools = shared.route.has_denied_tools() && can_list_tools(&request);
     let (span, request) = begin_span(&shared, request);
     let LegacyRequest {
         principal,
-        standing: _,
+        rollout_membership: _,
         method,
         query,
         headers,
@@ -155,7 +155,7 @@ pub(in crate::proxy) fn forward(
     let busy_stream = listener
         .as_ref()
         .map(|session_listener| &session_listener.expected)
-        .filter(|expected| expected.is_taken());
+        .filter(|expected| expected.is_proxy_reading());
     let forwarding = match (admission, requester.pending_reader(), busy_stream.cloned()) {
         (Some(admission), ..) => forward_when_admitted(
             Arc::clone(&shared.upstream),
@@ -168,7 +168,7 @@ pub(in crate::proxy) fn forward(
             let upstream = Arc::clone(&shared.upstream);
             let forwarding = async move {
                 if let Some(pending) = pending_reader {
-                    pending.reading_on.end().await;
+                    pending.background_read.end().await;
                 }
                 match busy_stream {
                     Some(expected) => listen_when_free(&*upstream, http_request, &expected).await,
@@ -254,7 +254,7 @@ async fn listen_when_free(
     http_request: HttpRequest,
     expected: &ExpectedStream,
 ) -> Result<HttpResponse, CallError> {
-    expected.is_free().await;
+    expected.wait_until_free().await;
     for pause in CONFLICT_PAUSES {
         let response = upstream.forward(http_request.of_same_stream()).await?;
         if response.status != StatusCode::CONFLICT {
@@ -319,7 +319,7 @@ async fn await_response(
         biased;
         result = &mut forwarding => result,
         () = context.request.stopping.stopped() => Err(CallError::Closing),
-        start = context.keep_alive.response_due(can_begin_early), if is_awaited => return match start {
+        start = context.keep_alive.wait_for_response_start(can_begin_early), if is_awaited => return match start {
             ResponseStart::Due => begin_early(forwarding, *context),
             ResponseStart::Deadline => respond_timed_out(&mut context),
         },
@@ -360,7 +360,7 @@ fn register_in_session(
     let key = client.session.filter(|_| has_tasks());
     match (key, purpose) {
         (Some(key), RequestPurpose::Listen) => {
-            let expected = Arc::new(shared.sessions.streams.expect(key));
+            let expected = Arc::new(shared.sessions.streams.expect_stream(key));
             (Some(SessionListener { key, resumed, expected }), None)
         }
         (Some(key), RequestPurpose::Call | RequestPurpose::Resume) => {
@@ -448,7 +448,7 @@ fn begin_early(
         // The default event limit applies: the server's own is not known before the server has responded.
         relayed.hide_tools(upstream::UpstreamLimits::default().result_bytes);
     }
-    stream_response(ResponseBody::Pieces(relayed.boxed()))
+    stream_response(ResponseBody::Stream(relayed.boxed()))
 }
 
 /// Tracks which of the requests in `waiting` the relayed response has answered. `limit` is the maximum length
@@ -519,7 +519,7 @@ async fn relay_document(
         biased;
         body = body => body,
         () = context.request.stopping.stopped() => Err(CallError::Closing),
-        _deadline = context.keep_alive.response_due(false) => return respond_timed_out(&mut context),
+        _deadline = context.keep_alive.wait_for_response_start(false) => return respond_timed_out(&mut context),
     };
     let body = match body {
         Ok(body) => {
@@ -615,7 +615,7 @@ fn relay_stream(response: HttpResponse, is_final_response: bool, context: RelayC
             (None, None) => StreamEdits::None,
         };
     }
-    LegacyResponse { status, headers, body: ResponseBody::Pieces(relayed.boxed()) }
+    LegacyResponse { status, headers, body: ResponseBody::Stream(relayed.boxed()) }
 }
 
 /// Relays the response to a request that resumes a broken stream. A failure is reported on an event stream:
@@ -636,19 +636,22 @@ async fn resume_response(
         Ok(response) => response.resume_refusal(context.request.requester.is_in_session()).await,
         // At shutdown the client gets an HTTP error, and can resume the response at the next process.
         Err(error @ CallError::Closing) => {
-            return transport_error(&error, context.request.summarize(outcome_of(&error)));
+            return transport_error(&error, context.request.summarize(call_error_outcome(&error)));
         }
         Err(error) => error.into_resume_failure(),
     };
     let RelayContext { request: forwarded_request, waiting, .. } = *context;
-    let owed = forwarded_request.requester.pending.owed(waiting).await;
+    let owed = forwarded_request.requester.pending.still_owed(waiting).await;
     forwarded_request.requester.mark_answered();
     if owed.is_empty() {
         return forwarded_request.empty_stream_response();
     }
-    let error_object = lost_error(&error);
-    let summary = forwarded_request.summarize(outcome_of(&error)).with_reason(&error_object);
-    stream_response(ResponseBody::Whole(ResponseTracker::new(owed, 0).closing_errors(&error_object), summary))
+    let error_object = record_call_error(&error);
+    let summary = forwarded_request.summarize(call_error_outcome(&error)).with_reason(&error_object);
+    stream_response(ResponseBody::Complete(
+        ResponseTracker::new(owed, 0).closing_errors(&error_object),
+        summary,
+    ))
 }
 
 /// Cancels the calls whose deadline (`held.deadline`) has passed before the response began, and builds the
@@ -675,7 +678,7 @@ mod tests {
         let can_begin = |body: &str, accept: &'static str| {
             let body = Bytes::copy_from_slice(body.as_bytes());
             can_begin_early(&LegacyRequest {
-                standing: Default::default(),
+                rollout_membership: Default::default(),
                 principal: Principal::from_bytes([1; 16]),
                 method: Method::POST,
                 query: None,

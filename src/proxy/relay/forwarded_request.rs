@@ -14,9 +14,9 @@ use crate::{
     proxy::{
         AccessSummary, LegacyResponse, ResponseBody,
         drive::CallSpan,
-        legacy_http::{refused, stream_response},
+        legacy_http::{refuse_requests, stream_response},
         observed_call::ObservedCall,
-        reply::{lost_error, outcome_of, status_of_fault},
+        reply::{call_error_outcome, origin_status, record_call_error},
         route_context::RouteContext,
         session::ClientCall,
     },
@@ -63,7 +63,7 @@ impl ForwardedRequest {
             observed.record_outcome(outcome);
         }
         let upstream = self.shared.clock.now().saturating_duration_since(self.began_at);
-        AccessSummary { upstream, ..AccessSummary::of(outcome) }
+        AccessSummary { upstream_time: upstream, ..AccessSummary::new(outcome) }
     }
 
     /// Records that the server no longer works at the request.
@@ -114,7 +114,7 @@ impl ForwardedRequest {
             _ => (outcome, None),
         };
         let summary = AccessSummary { reason, ..self.summarize(outcome) };
-        LegacyResponse { status, headers, body: ResponseBody::Whole(body, summary) }
+        LegacyResponse { status, headers, body: ResponseBody::Complete(body, summary) }
     }
 
     /// Builds the response to the client after the server responded with an HTTP error.
@@ -127,7 +127,7 @@ impl ForwardedRequest {
             Ok(error) => error,
             Err(error) => return self.respond_to_failure(waiting, &error).await,
         };
-        match &self.requester.pending.owed(waiting.into()).await[..] {
+        match &self.requester.pending.still_owed(waiting.into()).await[..] {
             [] if !waiting.is_empty() => self.empty_stream_response(),
             owed => self.error_response(owed, &error, RequestOutcome::UpstreamFailed),
         }
@@ -142,13 +142,13 @@ impl ForwardedRequest {
         let not_sent = self.is_handshake.then(|| call_error.clone().into_not_sent());
         let call_error = not_sent.as_ref().unwrap_or(call_error);
         if waiting.is_empty() {
-            return transport_error(call_error, self.summarize(outcome_of(call_error)));
+            return transport_error(call_error, self.summarize(call_error_outcome(call_error)));
         }
-        let owed = self.requester.pending.owed(waiting.into()).await;
+        let owed = self.requester.pending.still_owed(waiting.into()).await;
         if owed.is_empty() {
             return self.empty_stream_response();
         }
-        self.error_response(&owed, &lost_error(call_error), outcome_of(call_error))
+        self.error_response(&owed, &record_call_error(call_error), call_error_outcome(call_error))
     }
 
     /// Builds the response with this error for each of the requests in `waiting`.
@@ -158,21 +158,21 @@ impl ForwardedRequest {
         error: &ErrorObject,
         outcome: RequestOutcome,
     ) -> LegacyResponse {
-        refused(StatusCode::OK, waiting, error, self.summarize(outcome).with_reason(error))
+        refuse_requests(StatusCode::OK, waiting, error, self.summarize(outcome).with_reason(error))
     }
 
     /// Builds the empty event stream for a client that has cancelled its requests, to which no response is
     /// owed.
     pub(super) fn empty_stream_response(&self) -> LegacyResponse {
-        stream_response(ResponseBody::Whole(Bytes::new(), self.summarize(RequestOutcome::Disconnected)))
+        stream_response(ResponseBody::Complete(Bytes::new(), self.summarize(RequestOutcome::Disconnected)))
     }
 }
 
 /// Builds the HTTP error response to a message without requests, for which only the status can report an
 /// error.
 pub(in crate::proxy) fn transport_error(call_error: &CallError, summary: AccessSummary) -> LegacyResponse {
-    let error = lost_error(call_error);
-    refused(status_of_fault(call_error.fault()), &[], &error, summary.with_reason(&error))
+    let error = record_call_error(call_error);
+    refuse_requests(origin_status(call_error.fault()), &[], &error, summary.with_reason(&error))
 }
 
 /// Returns the outcome that the HTTP status of a response shows: 5xx `UpstreamFailed`, 4xx `ServerError`,

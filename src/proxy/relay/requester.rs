@@ -52,7 +52,7 @@ impl Requester {
     pub(super) fn resume(&mut self, request: &LegacyRequest) -> SmallVec<[RequestId; 1]> {
         let last_id = request.headers.get(&LAST_EVENT_ID).filter(|_| request.method == Method::GET);
         let stream = last_id.and_then(|last_id| self.unfinished.get(self.event_key(last_id.as_bytes())));
-        let Some(UnfinishedStream { waiting, pending }) = stream else { return SmallVec::new() };
+        let Some(UnfinishedStream { unanswered: waiting, pending }) = stream else { return SmallVec::new() };
         self.resumed_after = last_id.cloned();
         self.pending = pending;
         waiting
@@ -92,7 +92,7 @@ impl Requester {
 
     /// Returns the key under which a stream that is resumable after this event is stored.
     fn event_key(&self, last_id: &[u8]) -> EventKey {
-        EventKey::of(self.principal, self.pending.key, last_id)
+        EventKey::new(self.principal, self.pending.key, last_id)
     }
 
     /// Returns the outcome for an error of the server: an error after the client's cancellation counts as a

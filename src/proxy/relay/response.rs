@@ -17,7 +17,7 @@ use crate::{
     proxy::{
         AccessSummary, BodyContinuation, BodyPiece,
         keep_alive::LazyTimer,
-        reply::{lost_error, outcome_of},
+        reply::{call_error_outcome, record_call_error},
     },
     telemetry::{Limit, RequestOutcome},
     upstream::CallError,
@@ -200,10 +200,10 @@ impl RelayedResponse {
     /// Executes one action of the relay. Returns the piece to send to the client, if the action sends one.
     fn execute(&mut self, action: RelayAction<CallError>) -> Option<BodyPiece> {
         match action {
-            RelayAction::Send(bytes) => return Some(BodyPiece::of(bytes)),
+            RelayAction::Send(bytes) => return Some(BodyPiece::from_bytes(bytes)),
             RelayAction::SendAnswered(bytes, status) => {
                 let summary = Some(self.finish_answered(status));
-                return Some(BodyPiece { account: summary, ..BodyPiece::of(bytes) });
+                return Some(BodyPiece { summary, ..BodyPiece::from_bytes(bytes) });
             }
             RelayAction::End(bytes, relay_outcome) => {
                 return Some(BodyPiece::last(bytes, self.finish(relay_outcome)));
@@ -211,14 +211,14 @@ impl RelayedResponse {
             RelayAction::Abort(relay_outcome) => {
                 let summary = Some(self.finish(relay_outcome));
                 return Some(BodyPiece {
-                    account: summary,
-                    then: BodyContinuation::Break,
+                    summary,
+                    continuation: BodyContinuation::Abort,
                     ..BodyPiece::end()
                 });
             }
             RelayAction::ResolveUnanswered(waiting) => {
                 let pending = Arc::clone(&self.request.requester.pending);
-                self.unanswered_lookup = Some(async move { pending.owed(waiting).await }.boxed());
+                self.unanswered_lookup = Some(async move { pending.still_owed(waiting).await }.boxed());
             }
             RelayAction::Resume(position) => {
                 if let Some(body) = self.body.streaming() {
@@ -268,7 +268,7 @@ impl RelayedResponse {
                     self.body.mark_answered();
                 }
                 self.request.requester.mark_answered();
-                (outcome_of(&call_error), call_error.error())
+                (call_error_outcome(&call_error), call_error.error())
             }
             RelayOutcome::TimedOut(error) => {
                 Limit::HeldDeadline.record_hit();
@@ -318,7 +318,7 @@ impl LossReason for CallError {
     }
 
     fn error(&self) -> ErrorObject {
-        lost_error(self)
+        record_call_error(self)
     }
 
     fn unanswered() -> Self {

@@ -5,9 +5,9 @@ use std::{
     hash::Hash,
 };
 
-/// A map of at most `MOST` entries: inserting a further one evicts the entry that was inserted first.
+/// A map of at most `CAPACITY` entries: inserting a further one evicts the entry that was inserted first.
 #[derive(Debug)]
-pub(super) struct BoundedMap<K, V, const MOST: usize> {
+pub(super) struct BoundedMap<K, V, const CAPACITY: usize> {
     entries: HashMap<K, V>,
     /// The keys in the order of insertion, the oldest first; may contain keys of removed entries.
     order: VecDeque<K>,
@@ -15,13 +15,13 @@ pub(super) struct BoundedMap<K, V, const MOST: usize> {
 
 // === impl BoundedMap ===
 
-impl<K, V, const MOST: usize> Default for BoundedMap<K, V, MOST> {
+impl<K, V, const CAPACITY: usize> Default for BoundedMap<K, V, CAPACITY> {
     fn default() -> Self {
         Self { entries: HashMap::new(), order: VecDeque::new() }
     }
 }
 
-impl<K: Clone + Eq + Hash, V, const MOST: usize> BoundedMap<K, V, MOST> {
+impl<K: Clone + Eq + Hash, V, const CAPACITY: usize> BoundedMap<K, V, CAPACITY> {
     /// The value of this key. Does not change the order of eviction.
     pub(super) fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key)
@@ -37,7 +37,7 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> BoundedMap<K, V, MOST> {
             return None;
         }
         self.order.push_back(key);
-        let oldest = (self.order.len() > MOST).then(|| self.order.pop_front())??;
+        let oldest = (self.order.len() > CAPACITY).then(|| self.order.pop_front())??;
         self.entries.remove(&oldest).map(|_| oldest)
     }
 
@@ -47,8 +47,8 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> BoundedMap<K, V, MOST> {
     }
 
     /// Keeps the entries whose keys satisfy the predicate. Visits all entries.
-    pub(super) fn retain(&mut self, mut stays: impl FnMut(&K) -> bool) {
-        self.entries.retain(|key, _| stays(key));
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&K) -> bool) {
+        self.entries.retain(|key, _| keep(key));
     }
 
     /// The numbers of entries and of keys in the order list.

@@ -25,31 +25,31 @@ pub(in crate::proxy) struct LegacyClient {
     revision: Option<Revision>,
 }
 
-/// The negotiated revisions of sessions, for those sessions whose revision has tasks; the last [`REMEMBERED`]
+/// The negotiated revisions of sessions, for those sessions whose revision has tasks; the last [`MAX_REVISIONS`]
 /// of them.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct SessionRevisions {
     /// Locked for one insertion or look-up.
-    sessions: Mutex<BoundedMap<SessionKey, Revision, REMEMBERED>>,
+    sessions: Mutex<BoundedMap<SessionKey, Revision, MAX_REVISIONS>>,
 }
 
 /// Sessions whose revision is remembered. Each costs about 50 bytes; in an evicted session the revision is
 /// known only for requests with the header.
-const REMEMBERED: usize = 16 << 10;
+const MAX_REVISIONS: usize = 16 << 10;
 
 // === impl LegacyClient ===
 
 impl LegacyClient {
     /// Identifies the client by the headers of its request.
-    pub(in crate::proxy) fn of(
+    pub(in crate::proxy) fn from_headers(
         principal: Principal,
         headers: &HeaderMap,
         revisions: &SessionRevisions,
     ) -> Self {
-        let session = SessionKey::of(principal, headers);
+        let session = SessionKey::from_headers(principal, headers);
         let revision = match headers.contains_key(&PROTOCOL_VERSION) {
             true => legacy::header_revision(headers),
-            false => session.and_then(|session| revisions.of(session)),
+            false => session.and_then(|session| revisions.get(session)),
         };
         Self { principal, session, revision }
     }
@@ -89,7 +89,7 @@ impl LegacyClient {
 
 impl SessionRevisions {
     /// Records the negotiated revision of a new session. Only revisions with tasks are stored.
-    pub(in crate::proxy) fn learn(&self, session: SessionKey, revision: Revision) {
+    pub(in crate::proxy) fn record(&self, session: SessionKey, revision: Revision) {
         let mut sessions = self.sessions.lock();
         match revision.has_tasks() {
             true => drop(sessions.insert(session, revision)),
@@ -98,7 +98,7 @@ impl SessionRevisions {
         }
     }
 
-    fn of(&self, session: SessionKey) -> Option<Revision> {
+    fn get(&self, session: SessionKey) -> Option<Revision> {
         self.sessions.lock().get(&session).copied()
     }
 }
@@ -112,16 +112,16 @@ mod tests {
     fn client(session: usize, named: Option<&'static str>, revisions: &SessionRevisions) -> LegacyClient {
         let mut headers = HeaderMap::from_iter([(SESSION_ID.clone(), session.into())]);
         headers.extend(named.map(|named| (PROTOCOL_VERSION.clone(), HeaderValue::from_static(named))));
-        LegacyClient::of(Principal::ANONYMOUS, &headers, revisions)
+        LegacyClient::from_headers(Principal::ANONYMOUS, &headers, revisions)
     }
 
     #[test]
     fn the_revision_is_that_of_the_header_or_of_the_handshake() {
         let revisions = SessionRevisions::default();
         let key = client(0, None, &revisions).session.expect("it has one");
-        revisions.learn(key, Revision::V2025_06_18);
+        revisions.record(key, Revision::V2025_06_18);
         assert!(!client(0, None, &revisions).has_task_support());
-        revisions.learn(key, Revision::V2025_11_25);
+        revisions.record(key, Revision::V2025_11_25);
         assert!(client(0, None, &revisions).has_task_support());
         assert!(!client(0, Some("2025-06-18"), &revisions).has_task_support());
         assert!(!client(0, Some("v999.0.0"), &revisions).has_task_support());
@@ -134,11 +134,11 @@ mod tests {
     #[test]
     fn remembered_sessions_with_tasks_are_bounded() {
         let revisions = SessionRevisions::default();
-        for session in 0..=REMEMBERED {
+        for session in 0..=MAX_REVISIONS {
             let key = client(session, None, &revisions).session.expect("it has one");
-            revisions.learn(key, Revision::V2025_11_25);
+            revisions.record(key, Revision::V2025_11_25);
         }
         let knows_tasks = |session| client(session, None, &revisions).has_task_support();
-        assert!(!knows_tasks(0) && knows_tasks(1) && knows_tasks(REMEMBERED));
+        assert!(!knows_tasks(0) && knows_tasks(1) && knows_tasks(MAX_REVISIONS));
     }
 }

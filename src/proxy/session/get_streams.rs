@@ -26,15 +26,15 @@ struct SessionStreams {
     /// The open streams; messages of the proxy go to the last one.
     open: Mutex<Vec<OpenStream>>,
     /// The number of [`ExpectedStream`]s: GET requests of the client that have no response yet.
-    expected: AtomicUsize,
+    expected_count: AtomicUsize,
     /// Locked while the proxy reads the session's stream from the server in place of its client.
-    reading: Arc<Reading>,
-    /// Notifies followers when `open` or `expected` changes.
+    proxy_reading: Arc<ReadingLock>,
+    /// Notifies followers when `open` or `expected_count` changes.
     changed: watch::Sender<()>,
 }
 
 /// An async lock, because it is held for as long as the proxy's stream to the server is open.
-type Reading = tokio::sync::Mutex<()>;
+type ReadingLock = tokio::sync::Mutex<()>;
 
 /// A client's GET request for its session's stream that has no response yet. Until it is dropped, the proxy
 /// does not read the stream in the client's place.
@@ -49,7 +49,7 @@ struct OpenStream {
     id: StreamId,
     sender: mpsc::Sender<Bytes>,
     /// Whether the stream continues a broken one (`Last-Event-ID`), perhaps only to the end of one response.
-    resumed: bool,
+    is_resumed: bool,
 }
 
 /// The receiving side of one open GET stream; dropping it removes the stream.
@@ -84,28 +84,31 @@ pub(in crate::proxy) fn next_stream_id() -> StreamId {
 // === impl GetStreams ===
 
 impl GetStreams {
-    /// Registers an open GET stream of the session. `resumed` is whether it continues a broken stream: then a
+    /// Registers an open GET stream of the session. `is_resumed` is whether it continues a broken stream: then a
     /// stream opened without `Last-Event-ID` takes precedence.
-    pub(in crate::proxy) fn open(self: &Arc<Self>, key: SessionKey, resumed: bool) -> GetStream {
+    pub(in crate::proxy) fn open(self: &Arc<Self>, key: SessionKey, is_resumed: bool) -> GetStream {
         let (sender, receiver) = mpsc::channel(MESSAGE_BUFFER);
-        let line = next_stream_id();
+        let id = next_stream_id();
         let session = self.session(key);
         {
             let mut open = session.open.lock();
             // Resumed streams are first in the list, because the last stream is used.
-            let at =
-                if resumed { open.iter().take_while(|stream| stream.resumed).count() } else { open.len() };
-            open.insert(at, OpenStream { id: line, sender, resumed });
+            let index = if is_resumed {
+                open.iter().take_while(|stream| stream.is_resumed).count()
+            } else {
+                open.len()
+            };
+            open.insert(index, OpenStream { id, sender, is_resumed });
         }
         session.changed.send_replace(());
-        GetStream { streams: Arc::clone(self), key, id: line, messages: receiver }
+        GetStream { streams: Arc::clone(self), key, id, messages: receiver }
     }
 
     /// Registers that the client of a session has requested a GET stream, until the returned value is
     /// dropped.
-    pub(in crate::proxy) fn expect(self: &Arc<Self>, key: SessionKey) -> ExpectedStream {
+    pub(in crate::proxy) fn expect_stream(self: &Arc<Self>, key: SessionKey) -> ExpectedStream {
         let session = self.session(key);
-        session.expected.fetch_add(1, Ordering::AcqRel);
+        session.expected_count.fetch_add(1, Ordering::AcqRel);
         session.changed.send_replace(());
         ExpectedStream { streams: Arc::clone(self), key, session }
     }
@@ -122,9 +125,9 @@ impl GetStreams {
         Arc::clone(&self.sessions.entry(key).or_default())
     }
 
-    fn close(&self, key: SessionKey, line: StreamId) {
+    fn close(&self, key: SessionKey, id: StreamId) {
         let Some(session) = self.sessions.get(&key).map(|session| Arc::clone(&session)) else { return };
-        session.open.lock().retain(|stream| stream.id != line);
+        session.open.lock().retain(|stream| stream.id != id);
         session.changed.send_replace(());
         drop(session);
         self.remove_if_idle(key);
@@ -144,7 +147,7 @@ impl GetStreams {
 impl SessionStreams {
     /// Whether the client has an open GET stream, or has requested one.
     fn has_client(&self) -> bool {
-        self.expected.load(Ordering::Acquire) > 0 || !self.open.lock().is_empty()
+        self.expected_count.load(Ordering::Acquire) > 0 || !self.open.lock().is_empty()
     }
 }
 
@@ -152,20 +155,20 @@ impl SessionStreams {
 
 impl ExpectedStream {
     /// Whether the proxy reads the session's stream from the server now, in the client's place.
-    pub(in crate::proxy) fn is_taken(&self) -> bool {
-        self.session.reading.try_lock().is_err()
+    pub(in crate::proxy) fn is_proxy_reading(&self) -> bool {
+        self.session.proxy_reading.try_lock().is_err()
     }
 
     /// Waits until the proxy has stopped reading the session's stream; it stops because this request exists.
-    pub(in crate::proxy) async fn is_free(&self) {
-        drop(self.session.reading.lock().await);
+    pub(in crate::proxy) async fn wait_until_free(&self) {
+        drop(self.session.proxy_reading.lock().await);
     }
 }
 
 impl Drop for ExpectedStream {
     fn drop(&mut self) {
         let session = std::mem::take(&mut self.session);
-        session.expected.fetch_sub(1, Ordering::AcqRel);
+        session.expected_count.fetch_sub(1, Ordering::AcqRel);
         session.changed.send_replace(());
         drop(session);
         self.streams.remove_if_idle(self.key);
@@ -191,20 +194,20 @@ impl StreamFollower {
 
     /// Waits until the client neither has a GET stream nor has requested one, and until no one else reads in
     /// its place. Returns a guard, during which the proxy may read the session's stream.
-    pub(in crate::proxy) async fn take(&mut self) -> OwnedMutexGuard<()> {
+    pub(in crate::proxy) async fn take_over(&mut self) -> OwnedMutexGuard<()> {
         loop {
             while self.session.has_client() {
                 self.changed().await;
             }
-            let reading = Arc::clone(&self.session.reading).lock_owned().await;
+            let guard = Arc::clone(&self.session.proxy_reading).lock_owned().await;
             if !self.session.has_client() {
-                return reading;
+                return guard;
             }
         }
     }
 
     /// Resolves when the client has a GET stream or has requested one.
-    pub(in crate::proxy) async fn client_comes(&mut self) {
+    pub(in crate::proxy) async fn wait_for_client(&mut self) {
         while !self.session.has_client() {
             self.changed().await;
         }
@@ -216,9 +219,9 @@ impl StreamFollower {
     }
 
     /// The channel for messages to this stream; `None` if the stream is closed.
-    pub(in crate::proxy) fn sender(&self, line: StreamId) -> Option<mpsc::Sender<Bytes>> {
+    pub(in crate::proxy) fn sender(&self, id: StreamId) -> Option<mpsc::Sender<Bytes>> {
         let open = self.session.open.lock();
-        open.iter().find(|stream| stream.id == line).map(|stream| stream.sender.clone())
+        open.iter().find(|stream| stream.id == id).map(|stream| stream.sender.clone())
     }
 }
 
@@ -238,7 +241,7 @@ mod tests {
     use http::HeaderValue;
 
     fn key() -> SessionKey {
-        SessionKey::named(Principal::ANONYMOUS, &HeaderValue::from_static("s"))
+        SessionKey::from_id(Principal::ANONYMOUS, &HeaderValue::from_static("s"))
     }
 
     #[tokio::test]
@@ -267,20 +270,20 @@ mod tests {
     async fn the_proxy_opens_a_stream_only_while_its_client_has_none() {
         let streams = Arc::new(GetStreams::default());
         let mut follower = streams.follow(key());
-        let expected = streams.expect(key());
-        assert!(follower.take().now_or_never().is_none(), "the client opens one");
+        let expected = streams.expect_stream(key());
+        assert!(follower.take_over().now_or_never().is_none(), "the client opens one");
         let stream = streams.open(key(), false);
         drop(expected);
-        assert!(follower.take().now_or_never().is_none(), "it listens");
+        assert!(follower.take_over().now_or_never().is_none(), "it listens");
         drop(stream);
-        let reading = follower.take().await;
-        assert!(follower.client_comes().now_or_never().is_none());
-        let expected = streams.expect(key());
-        follower.client_comes().await;
-        assert!(expected.is_taken() && expected.is_free().now_or_never().is_none());
+        let reading = follower.take_over().await;
+        assert!(follower.wait_for_client().now_or_never().is_none());
+        let expected = streams.expect_stream(key());
+        follower.wait_for_client().await;
+        assert!(expected.is_proxy_reading() && expected.wait_until_free().now_or_never().is_none());
         drop(reading);
-        expected.is_free().await;
-        assert!(!expected.is_taken());
+        expected.wait_until_free().await;
+        assert!(!expected.is_proxy_reading());
         drop((expected, follower));
         assert!(streams.sessions.is_empty());
     }

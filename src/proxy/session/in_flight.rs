@@ -50,17 +50,17 @@ pub(in crate::proxy) struct InFlightCalls {
     abandoned: Mutex<AbandonedCalls>,
     /// The numbers of proxy calls that ended recently: later progress notifications for them are dropped.
     /// Locked for one insertion or look-up.
-    ended: Mutex<BoundedMap<(SessionKey, u64), (), REMEMBERED>>,
+    ended: Mutex<BoundedMap<(SessionKey, u64), (), MAX_REMEMBERED_CALLS>>,
 }
 
-/// The calls that were abandoned before their end, the last [`REMEMBERED`] of them, and the cancellations.
+/// The calls that were abandoned before their end, the last [`MAX_REMEMBERED_CALLS`] of them, and the cancellations.
 #[derive(Debug, Default)]
 struct AbandonedCalls {
-    calls: BoundedMap<(SessionKey, RequestDigest), (), REMEMBERED>,
+    calls: BoundedMap<(SessionKey, RequestDigest), (), MAX_REMEMBERED_CALLS>,
     /// The number of abandoned calls in each session; never 0.
     in_session: HashMap<SessionKey, usize>,
     /// The time of the last cancellation in each session.
-    cancelled: BoundedMap<SessionKey, Instant, REMEMBERED>,
+    cancelled: BoundedMap<SessionKey, Instant, MAX_REMEMBERED_CALLS>,
 }
 
 /// The digest of a request id.
@@ -74,7 +74,7 @@ struct SessionCalls {
     /// Calls of the client that are relayed.
     client_calls: Vec<Arc<PendingRequest>>,
     /// Set once the client has ended the session: ends it at the server, after the last proxy call.
-    end: Option<Box<dyn FnOnce() + Send + Sync>>,
+    end_at_server: Option<Box<dyn FnOnce() + Send + Sync>>,
     /// Reads the session's GET stream while its client does not. Present once a proxy call is a task.
     reader: Option<StreamReader>,
 }
@@ -126,7 +126,7 @@ enum RequestOwner {
 /// Abandoned calls that are remembered, and as many ended proxy calls and cancellations. Each costs about 100
 /// bytes. If an abandoned call is evicted too early, its input request may be attributed to another call in
 /// its session.
-const REMEMBERED: usize = 16 << 10;
+const MAX_REMEMBERED_CALLS: usize = 16 << 10;
 
 /// How long input requests of a cancelled call may still arrive, because the server may have sent messages
 /// before it received the cancellation. Only calls in flight at the cancellation are affected: the server
@@ -150,19 +150,19 @@ impl InFlightCalls {
         ProxyCallGuard { in_flight: Arc::clone(self), key, number }
     }
 
-    /// Registers relayed calls of a client, with the ids of their requests. `comes_back` is whether the
+    /// Registers relayed calls of a client, with the ids of their requests. `is_resumed` is whether the
     /// client resumes the response stream of calls that were abandoned.
     pub(in crate::proxy) fn begin_client_call(
         self: &Arc<Self>,
         key: SessionKey,
         requests: SmallVec<[RequestId; 1]>,
-        comes_back: bool,
-        asked: &Arc<PendingRequest>,
+        is_resumed: bool,
+        pending: &Arc<PendingRequest>,
     ) -> Arc<ClientCall> {
-        self.calls(key).client_calls.push(Arc::clone(asked));
-        let (in_flight, asked) = (Arc::clone(self), Arc::clone(asked));
+        self.calls(key).client_calls.push(Arc::clone(pending));
+        let (in_flight, pending) = (Arc::clone(self), Arc::clone(pending));
         let answered = AtomicBool::new(false);
-        Arc::new(ClientCall { in_flight, key, requests, is_resumed: comes_back, answered, pending: asked })
+        Arc::new(ClientCall { in_flight, key, requests, is_resumed, answered, pending })
     }
 
     /// Handles a client's request to end this session. Returns whether proxy calls continue in the session:
@@ -176,7 +176,7 @@ impl InFlightCalls {
         if calls.proxy_calls.is_empty() {
             return false;
         }
-        calls.end.get_or_insert_with(|| Box::new(end()));
+        calls.end_at_server.get_or_insert_with(|| Box::new(end()));
         true
     }
 
@@ -190,9 +190,9 @@ impl InFlightCalls {
     /// Resets a session whose id the server has assigned to a new session: abandoned calls of the former
     /// session are over, and the end of the former session is not sent in the new one.
     pub(in crate::proxy) fn reopen(&self, key: SessionKey) {
-        self.abandoned.lock().remove_session(key);
+        self.abandoned.lock().reset_session(key);
         if let Some(mut calls) = self.sessions.get_mut(&key) {
-            calls.end = None;
+            calls.end_at_server = None;
         }
     }
 
@@ -249,20 +249,20 @@ impl InFlightCalls {
     /// The owner of an input request on the session's GET stream.
     fn request_owner(&self, key: SessionKey) -> RequestOwner {
         let Some(calls) = self.sessions.get(&key) else { return RequestOwner::Client };
-        let in_flight = || calls.proxy_calls.iter().filter(|ours| ours.call.is_in_flight());
+        let in_flight = || calls.proxy_calls.iter().filter(|proxy_call| proxy_call.call.is_in_flight());
         let Some(first) = in_flight().next() else { return RequestOwner::Client };
         let is_abandoned = || {
             let now = self.clock.now();
-            let may_ask = |ours: &ProxyCall| {
-                let is_over = |at| !can_still_request(at, first.began, now);
-                ours.call.is_abandoned() && !ours.call.cancelled_at().is_some_and(is_over)
+            let can_request = |proxy_call: &ProxyCall| {
+                let is_past_window = |cancelled_at| !can_still_request(cancelled_at, first.began, now);
+                proxy_call.call.is_abandoned() && !proxy_call.call.cancelled_at().is_some_and(is_past_window)
             };
-            calls.proxy_calls.iter().any(may_ask)
+            calls.proxy_calls.iter().any(can_request)
                 || self.abandoned.lock().can_send_request(key, first.began, now)
         };
-        let theirs = calls.client_calls.iter().filter(|asked| !asked.cancellation().is_cancelled());
-        match sole_call(in_flight().chain(theirs.map(|_| first)), is_abandoned) {
-            Ok(ours) => RequestOwner::Call(ours.call.clone()),
+        let client_calls = calls.client_calls.iter().filter(|pending| !pending.cancellation().is_cancelled());
+        match sole_call(in_flight().chain(client_calls.map(|_| first)), is_abandoned) {
+            Ok(proxy_call) => RequestOwner::Call(proxy_call.call.clone()),
             Err(reason) => RequestOwner::Unclear(first.call.clone(), reason),
         }
     }
@@ -270,22 +270,22 @@ impl InFlightCalls {
     /// The proxy call with this progress token.
     fn by_token(&self, key: SessionKey, token: &RequestId) -> Option<Arc<dyn OffStreamCall>> {
         let number = token.echoed_number();
-        let about = |ours: &&ProxyCall| match &ours.token {
-            Some(own) => own == token,
-            None => number == Some(ours.number),
+        let has_token = |proxy_call: &&ProxyCall| match &proxy_call.token {
+            Some(client_token) => client_token == token,
+            None => number == Some(proxy_call.number),
         };
-        Some(self.sessions.get(&key)?.proxy_calls.iter().find(about)?.call.clone())
+        Some(self.sessions.get(&key)?.proxy_calls.iter().find(has_token)?.call.clone())
     }
 
     /// Any proxy call in the session, with which the session's GET stream can be read.
-    pub(super) fn any_of_ours(&self, key: SessionKey) -> Option<Arc<dyn OffStreamCall>> {
+    pub(super) fn any_proxy_call(&self, key: SessionKey) -> Option<Arc<dyn OffStreamCall>> {
         Some(self.sessions.get(&key)?.proxy_calls.first()?.call.clone())
     }
 
     /// The proxy call that this input request of the server was attributed to.
     fn by_request_id(&self, key: SessionKey, id: &RequestId) -> Option<Arc<dyn OffStreamCall>> {
-        let asked = |ours: &&ProxyCall| ours.call.has_open_request(id);
-        Some(self.sessions.get(&key)?.proxy_calls.iter().find(asked)?.call.clone())
+        let has_request = |proxy_call: &&ProxyCall| proxy_call.call.has_open_request(id);
+        Some(self.sessions.get(&key)?.proxy_calls.iter().find(has_request)?.call.clone())
     }
 
     /// Whether a proxy call with this number ended recently in the session.
@@ -324,11 +324,12 @@ impl AbandonedCalls {
     /// Whether an abandoned or cancelled call in the session may still send an input request at the time
     /// `now`, which could then wrongly be attributed to a call that started at `began`.
     fn can_send_request(&self, key: SessionKey, began: Instant, now: Instant) -> bool {
-        let cancelled = self.cancelled.get(&key).filter(|at| can_still_request(**at, began, now));
+        let cancelled =
+            self.cancelled.get(&key).filter(|cancelled_at| can_still_request(**cancelled_at, began, now));
         cancelled.is_some() || self.in_session.contains_key(&key)
     }
 
-    fn remove_session(&mut self, key: SessionKey) {
+    fn reset_session(&mut self, key: SessionKey) {
         if self.in_session.remove(&key).is_some() {
             self.calls.retain(|(session, _)| *session != key);
         }
@@ -351,10 +352,10 @@ impl AbandonedCalls {
     }
 }
 
-/// Whether an input request of a call that was cancelled `at` this time may still arrive at the time `now`,
+/// Whether an input request of a call that was cancelled `cancelled_at` this time may still arrive cancelled_at the time `now`,
 /// and could be attributed to a call that started at `began`.
-fn can_still_request(at: Instant, began: Instant, now: Instant) -> bool {
-    began <= at && now < at + CANCELLATION_WINDOW
+fn can_still_request(cancelled_at: Instant, began: Instant, now: Instant) -> bool {
+    began <= cancelled_at && now < cancelled_at + CANCELLATION_WINDOW
 }
 
 /// The digest of a request id, because an id may have any length.
@@ -367,7 +368,11 @@ fn request_digest(request: &RequestId) -> RequestDigest {
 impl ProxyCallGuard {
     /// Ensures that the session's GET stream is read from now on, because the call is a task: by the proxy
     /// while the client does not read it. Returns a handle to wait until the stream is open.
-    pub(in crate::proxy) fn read_stream(&self, route: &Arc<str>, streams: &Arc<GetStreams>) -> StreamOpening {
+    pub(in crate::proxy) fn ensure_stream_is_read(
+        &self,
+        route: &Arc<str>,
+        streams: &Arc<GetStreams>,
+    ) -> StreamOpening {
         let mut calls = self.in_flight.calls(self.key);
         calls
             .reader
@@ -380,23 +385,27 @@ impl Drop for ProxyCallGuard {
     fn drop(&mut self) {
         let Self { in_flight, key, number } = self;
         in_flight.ended.lock().insert((*key, *number), ());
-        let (mut end, mut reader) = (None, None);
+        let (mut end_at_server, mut reader) = (None, None);
         in_flight.sessions.remove_if_mut(key, |_, calls| {
-            let is_this = |ours: &mut ProxyCall| ours.number == *number;
-            for ours in calls.proxy_calls.extract_if(.., is_this).filter(|ours| ours.call.is_abandoned()) {
-                let mut left = in_flight.abandoned.lock();
-                match ours.call.cancelled_at() {
-                    Some(at) => drop(left.cancelled.insert(*key, at)),
-                    None => left.insert(*key, &RequestId::from_number(*number)),
+            let has_number = |proxy_call: &mut ProxyCall| proxy_call.number == *number;
+            for proxy_call in calls
+                .proxy_calls
+                .extract_if(.., has_number)
+                .filter(|proxy_call| proxy_call.call.is_abandoned())
+            {
+                let mut abandoned = in_flight.abandoned.lock();
+                match proxy_call.call.cancelled_at() {
+                    Some(cancelled_at) => drop(abandoned.cancelled.insert(*key, cancelled_at)),
+                    None => abandoned.insert(*key, &RequestId::from_number(*number)),
                 }
             }
-            end = calls.end.take_if(|_| calls.proxy_calls.is_empty());
+            end_at_server = calls.end_at_server.take_if(|_| calls.proxy_calls.is_empty());
             reader = calls.reader.take_if(|_| calls.proxy_calls.is_empty());
             calls.is_empty()
         });
         drop(reader);
-        if let Some(end) = end {
-            end();
+        if let Some(end_at_server) = end_at_server {
+            end_at_server();
         }
     }
 }
@@ -409,15 +418,15 @@ impl ResponseInterest for ClientCall {
     }
 
     fn background_read(&self) -> &BackgroundRead {
-        &self.pending.reading_on
+        &self.pending.background_read
     }
 
     /// Records that the calls were answered, or never reached the server. Calls whose registration is dropped
     /// without this record are abandoned.
     fn mark_answered(&self) {
         if !self.answered.swap(true, Relaxed) && self.is_resumed {
-            let mut left = self.in_flight.abandoned.lock();
-            self.requests.iter().for_each(|request| left.remove(self.key, request));
+            let mut abandoned = self.in_flight.abandoned.lock();
+            self.requests.iter().for_each(|request| abandoned.remove(self.key, request));
         }
     }
 }
@@ -426,12 +435,14 @@ impl Drop for ClientCall {
     fn drop(&mut self) {
         // A resumed call counts as abandoned already, and of a cancelled call the server was notified.
         if !*self.answered.get_mut() && !self.is_resumed && !self.pending.cancellation().is_cancelled() {
-            let mut left = self.in_flight.abandoned.lock();
-            self.requests.iter().for_each(|request| left.insert(self.key, request));
+            let mut abandoned = self.in_flight.abandoned.lock();
+            self.requests.iter().for_each(|request| abandoned.insert(self.key, request));
         }
         self.in_flight.sessions.remove_if_mut(&self.key, |_, calls| {
-            if let Some(at) = calls.client_calls.iter().position(|asked| Arc::ptr_eq(asked, &self.pending)) {
-                calls.client_calls.swap_remove(at);
+            if let Some(index) =
+                calls.client_calls.iter().position(|pending| Arc::ptr_eq(pending, &self.pending))
+            {
+                calls.client_calls.swap_remove(index);
             }
             calls.is_empty()
         });
@@ -445,7 +456,7 @@ mod tests {
 
     #[test]
     fn a_cancelled_call_blocks_attribution_to_concurrent_calls_for_a_while() {
-        let key = SessionKey::named(Principal::ANONYMOUS, &HeaderValue::from_static("a"));
+        let key = SessionKey::from_id(Principal::ANONYMOUS, &HeaderValue::from_static("a"));
         let before = SystemClock::new().now();
         let (at, after) = (before + Duration::from_secs(1), before + Duration::from_secs(2));
         let mut left = AbandonedCalls::default();
@@ -455,13 +466,13 @@ mod tests {
         assert!(!left.can_send_request(key, before, at + CANCELLATION_WINDOW));
         left.insert(key, &RequestId::from_number(1));
         assert!(left.can_send_request(key, after, at + CANCELLATION_WINDOW), "another call was abandoned");
-        left.remove_session(key);
+        left.reset_session(key);
         assert!(!left.can_send_request(key, before, after) && left.calls.sizes().0 == 0);
     }
 
     #[test]
     fn abandoned_calls_are_bounded_and_answered_ones_are_removed() {
-        let key = |session| SessionKey::named(Principal::ANONYMOUS, &HeaderValue::from_static(session));
+        let key = |session| SessionKey::from_id(Principal::ANONYMOUS, &HeaderValue::from_static(session));
         let mut left = AbandonedCalls::default();
         left.insert(key("a"), &RequestId::from_number(1));
         left.insert(key("a"), &RequestId::from_number(2));
@@ -469,9 +480,12 @@ mod tests {
         assert!(left.in_session.contains_key(&key("a")));
         left.remove(key("a"), &RequestId::from_number(2));
         assert!(left.in_session.is_empty());
-        for number in 0..2 * REMEMBERED as u64 {
+        for number in 0..2 * MAX_REMEMBERED_CALLS as u64 {
             left.insert(key("b"), &RequestId::from_number(number));
         }
-        assert_eq!((left.in_session[&key("b")], left.calls.sizes()), (REMEMBERED, (REMEMBERED, REMEMBERED)));
+        assert_eq!(
+            (left.in_session[&key("b")], left.calls.sizes()),
+            (MAX_REMEMBERED_CALLS, (MAX_REMEMBERED_CALLS, MAX_REMEMBERED_CALLS))
+        );
     }
 }

@@ -12,12 +12,12 @@ pub(in crate::proxy) struct SessionKey(Principal);
 
 impl SessionKey {
     /// The key of the session that a request's headers name (`Mcp-Session-Id`); `None` without that header.
-    pub(in crate::proxy) fn of(principal: Principal, headers: &HeaderMap) -> Option<Self> {
-        Some(Self::named(principal, headers.get(&SESSION_ID)?))
+    pub(in crate::proxy) fn from_headers(principal: Principal, headers: &HeaderMap) -> Option<Self> {
+        Some(Self::from_id(principal, headers.get(&SESSION_ID)?))
     }
 
     /// The key of this principal's session with this id.
-    pub(in crate::proxy) fn named(principal: Principal, id: &HeaderValue) -> Self {
+    pub(in crate::proxy) fn from_id(principal: Principal, id: &HeaderValue) -> Self {
         Self(Principal::derive(&[principal.as_bytes(), id.as_bytes()]))
     }
 

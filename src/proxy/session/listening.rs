@@ -17,11 +17,11 @@ use tokio::{sync::watch, task::AbortHandle, time::timeout};
 
 /// How long the call of a task waits until the GET stream is open: the server's first message may be an input
 /// request on that stream.
-const OPENING: Duration = Duration::from_millis(100);
+const OPEN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A background task that reads one session's GET stream while its client does not; stopped when dropped.
 pub(super) struct StreamReader {
-    reading: AbortHandle,
+    reader: AbortHandle,
     /// Whether the stream is open, or it is known that the server has none.
     settled: watch::Receiver<bool>,
 }
@@ -40,10 +40,10 @@ impl StreamReader {
         streams: &Arc<GetStreams>,
         key: SessionKey,
     ) -> Self {
-        let (tell, settled) = watch::channel(false);
+        let (sender, settled) = watch::channel(false);
         let (route, in_flight) = (Arc::clone(route), Arc::clone(in_flight));
-        let reading = tokio::spawn(read(route, in_flight, streams.follow(key), key, Arc::new(tell)));
-        Self { reading: reading.abort_handle(), settled }
+        let reader = tokio::spawn(read_stream(route, in_flight, streams.follow(key), key, Arc::new(sender)));
+        Self { reader: reader.abort_handle(), settled }
     }
 
     /// A handle to wait until the stream is open.
@@ -54,22 +54,22 @@ impl StreamReader {
 
 impl Drop for StreamReader {
     fn drop(&mut self) {
-        self.reading.abort();
+        self.reader.abort();
     }
 }
 
 // === impl StreamOpening ===
 
 impl StreamOpening {
-    /// Waits until the stream is open or it is known that the server has none; at most [`OPENING`].
-    pub(in crate::proxy) async fn settled(mut self) {
-        let _ = timeout(OPENING, self.0.wait_for(|is_settled| *is_settled)).await;
+    /// Waits until the stream is open or it is known that the server has none; at most [`OPEN_TIMEOUT`].
+    pub(in crate::proxy) async fn wait(mut self) {
+        let _ = timeout(OPEN_TIMEOUT, self.0.wait_for(|is_settled| *is_settled)).await;
     }
 }
 
 /// Reads the session's stream whenever its client does not, until the session has no proxy call, or the
 /// server has no such stream.
-async fn read(
+async fn read_stream(
     route: Arc<str>,
     in_flight: Arc<InFlightCalls>,
     mut streams: StreamFollower,
@@ -80,20 +80,21 @@ async fn read(
         settled.send_replace(true);
     }
     loop {
-        let reading = streams.take().await;
+        let guard = streams.take_over().await;
         // Any proxy call can read the session's stream; without one there is nothing to read for.
-        let Some(call) = in_flight.any_of_ours(key) else { return };
-        let (route, told, is_open) = (Arc::clone(&route), Arc::clone(&in_flight), Arc::clone(&settled));
-        let hear = move |message| match message {
-            SessionMessage::Settled => drop(is_open.send_replace(true)),
-            SessionMessage::Message(frame) => drop(told.dispatch(&route, key, frame)),
+        let Some(call) = in_flight.any_proxy_call(key) else { return };
+        let (route, calls, settled_sender) =
+            (Arc::clone(&route), Arc::clone(&in_flight), Arc::clone(&settled));
+        let handle_message = move |message| match message {
+            SessionMessage::Settled => drop(settled_sender.send_replace(true)),
+            SessionMessage::Message(frame) => drop(calls.dispatch(&route, key, frame)),
         };
         tokio::select! {
             biased;
-            () = streams.client_comes() => {}
+            () = streams.wait_for_client() => {}
             // The server has no such stream, or has lost the session.
-            () = call.listen(Box::new(hear)) => return,
+            () = call.listen(Box::new(handle_message)) => return,
         }
-        drop(reading);
+        drop(guard);
     }
 }

@@ -71,15 +71,21 @@ pub(super) struct LegacySessions {
 
 impl LegacySessions {
     /// Updates the state of a session after a response of its server to a request other than a DELETE.
-    /// `begins` is whether the request was `initialize`.
+    /// `is_initialize` is whether the request was `initialize`.
     ///
     /// A server may assign the id of an ended session to a new one, for example an id derived from the user,
     /// or a constant. Then the state of the former session is reset.
-    pub(super) fn note_response(&self, client: &LegacyClient, begins: bool, passed: &LegacyResponse) {
-        self.presence.note_response(client, false, passed);
-        let opened = passed.headers.get(&SESSION_ID).filter(|_| begins && passed.status.is_success());
-        if let Some(opened) = opened {
-            let key = SessionKey::named(client.principal, opened);
+    pub(super) fn note_response(
+        &self,
+        client: &LegacyClient,
+        is_initialize: bool,
+        response: &LegacyResponse,
+    ) {
+        self.presence.note_response(client, false, response);
+        let session_id =
+            response.headers.get(&SESSION_ID).filter(|_| is_initialize && response.status.is_success());
+        if let Some(session_id) = session_id {
+            let key = SessionKey::from_id(client.principal, session_id);
             self.pending_requests.reopen(key);
             self.in_flight.reopen(key);
         }

@@ -46,9 +46,9 @@ pub(in crate::proxy) struct PendingRequests {
 #[derive(Debug, Default)]
 struct EndedSessions {
     /// Sessions whose end the server has confirmed: no responses are owed.
-    ended: BoundedMap<SessionKey, (), REMEMBERED>,
+    ended: BoundedMap<SessionKey, (), MAX_ENDED_SESSIONS>,
     /// Sessions that are closed for their clients and still open at their servers.
-    closed: BoundedMap<SessionKey, (), REMEMBERED>,
+    closed: BoundedMap<SessionKey, (), MAX_ENDED_SESSIONS>,
     /// Sessions with a DELETE in flight. The server may close their streams before it responds to the DELETE.
     ending: HashMap<SessionKey, EndRequests>,
 }
@@ -67,9 +67,9 @@ pub(in crate::proxy) struct PendingRequest {
     /// `cancelled` is locked.
     is_queued: AtomicBool,
     /// Cancelled when no response is wanted; the server has been notified, or is about to be.
-    lost: CancellationToken,
+    cancellation: CancellationToken,
     /// Controls reading the response on after the client disconnected.
-    pub(in crate::proxy) reading_on: BackgroundRead,
+    pub(in crate::proxy) background_read: BackgroundRead,
 }
 
 /// The DELETE requests in flight for one session.
@@ -80,7 +80,7 @@ struct EndRequests {
     /// Whether the server has assigned the session's id to a new session meanwhile.
     is_reopened: bool,
     /// Cancelled when the last of the DELETE requests has an outcome.
-    all_over: CancellationToken,
+    completed: CancellationToken,
 }
 
 /// A DELETE request in flight. If it is dropped without [`EndingSession::confirm`], the session has not
@@ -92,7 +92,7 @@ pub(in crate::proxy) struct EndingSession {
 
 /// Ended sessions that are remembered in each state. Each costs about 50 bytes. If one is evicted too early,
 /// its client may get an unexpected error, or can continue in a session that it has ended.
-const REMEMBERED: usize = 16 << 10;
+const MAX_ENDED_SESSIONS: usize = 16 << 10;
 
 /// How long requests wait for the outcome of a DELETE: the server may never respond.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -103,7 +103,11 @@ impl PendingRequests {
     /// Records that the client has cancelled a request. No effect if the request is not in flight.
     pub(in crate::proxy) fn cancel(&self, key: SessionKey, request: RequestId) {
         let pending = self.requests.get(&(key, request.clone())).map(|pending| pending.clone());
-        pending.iter().flatten().filter_map(Weak::upgrade).for_each(|pending| pending.cancel(&request));
+        pending
+            .iter()
+            .flatten()
+            .filter_map(Weak::upgrade)
+            .for_each(|pending| pending.record_cancelled(&request));
     }
 
     /// Cancels a request that waits in the proxy's queue, so that the server never receives it. Returns
@@ -142,33 +146,33 @@ impl PendingRequests {
     }
 
     /// Tracks a DELETE of the session until the server responds.
-    pub(in crate::proxy) fn begin_end(self: &Arc<Self>, key: SessionKey) -> EndingSession {
+    pub(in crate::proxy) fn begin_delete(self: &Arc<Self>, key: SessionKey) -> EndingSession {
         self.sessions.lock().ending.entry(key).or_default().count += 1;
         EndingSession { registry: Arc::clone(self), key }
     }
 
     /// Resets the state of a session whose id the server has assigned to a new session.
     pub(in crate::proxy) fn reopen(&self, key: SessionKey) {
-        let mut known = self.sessions.lock();
-        known.ended.remove(&key);
-        known.closed.remove(&key);
-        if let Some(requests) = known.ending.get_mut(&key) {
+        let mut sessions = self.sessions.lock();
+        sessions.ended.remove(&key);
+        sessions.closed.remove(&key);
+        if let Some(requests) = sessions.ending.get_mut(&key) {
             requests.is_reopened = true;
         }
     }
 
     /// Whether the client has ended the session, at the server or only at the proxy.
     fn is_ended(&self, key: SessionKey) -> bool {
-        let known = self.sessions.lock();
-        known.ended.contains(&key) || known.closed.contains(&key)
+        let sessions = self.sessions.lock();
+        sessions.ended.contains(&key) || sessions.closed.contains(&key)
     }
 
     /// Waits until the outcome of the session's DELETE requests in flight is known, at most [`END_TIMEOUT`].
     async fn wait_for_end(&self, key: SessionKey) {
-        let leaving = self.sessions.lock().ending.get(&key).map(|requests| requests.all_over.clone());
-        if let Some(leaving) = leaving {
+        let completed = self.sessions.lock().ending.get(&key).map(|requests| requests.completed.clone());
+        if let Some(completed) = completed {
             // Without an outcome the session still exists.
-            let _ = timeout(END_TIMEOUT, leaving.cancelled()).await;
+            let _ = timeout(END_TIMEOUT, completed.cancelled()).await;
         }
     }
 }
@@ -178,24 +182,24 @@ impl PendingRequests {
 impl PendingRequest {
     /// Registers the requests of a client's POST. Requests without a session cannot be cancelled.
     pub(in crate::proxy) fn new(
-        ended: &Arc<PendingRequests>,
+        registry: &Arc<PendingRequests>,
         key: Option<SessionKey>,
         ids: SmallVec<[RequestId; 1]>,
     ) -> Arc<Self> {
         let pending = Arc::new(Self {
-            registry: Arc::clone(ended),
+            registry: Arc::clone(registry),
             key,
             ids,
             cancelled: Mutex::default(),
             is_queued: AtomicBool::new(false),
-            lost: CancellationToken::new(),
-            reading_on: BackgroundRead::default(),
+            cancellation: CancellationToken::new(),
+            background_read: BackgroundRead::default(),
         });
-        for place in pending.keys() {
-            let this = Arc::downgrade(&pending);
-            match ended.requests.entry(place) {
-                Entry::Occupied(mut others) => others.get_mut().push(this),
-                Entry::Vacant(none) => drop(none.insert(smallvec![this])),
+        for request_key in pending.keys() {
+            let weak = Arc::downgrade(&pending);
+            match registry.requests.entry(request_key) {
+                Entry::Occupied(mut same_id) => same_id.get_mut().push(weak),
+                Entry::Vacant(vacant) => drop(vacant.insert(smallvec![weak])),
             }
         }
         pending
@@ -207,11 +211,11 @@ impl PendingRequest {
     }
 
     /// Cancels one request; with the last one, the whole POST is cancelled.
-    fn cancel(&self, id: &RequestId) {
+    fn record_cancelled(&self, id: &RequestId) {
         let mut cancelled = self.cancelled.lock();
         cancelled.insert(id.clone());
         if cancelled.len() == self.ids.len() {
-            self.lost.cancel();
+            self.cancellation.cancel();
         }
     }
 
@@ -227,7 +231,7 @@ impl PendingRequest {
     pub(in crate::proxy) fn leave_queue(&self) -> bool {
         let _cancelled = self.cancelled.lock();
         self.clear_queued();
-        !self.lost.is_cancelled()
+        !self.cancellation.is_cancelled()
     }
 
     /// Whether the POST waits in the proxy's queue, so that the server does not have it.
@@ -245,32 +249,32 @@ impl PendingRequest {
     /// never receives it. Returns whether it did.
     fn withdraw_queued(&self, id: &RequestId) -> bool {
         let mut cancelled = self.cancelled.lock();
-        let is_all = self.is_queued.load(Ordering::Relaxed) && self.ids[..] == [id.clone()];
-        if is_all {
+        let is_withdrawn = self.is_queued.load(Ordering::Relaxed) && self.ids[..] == [id.clone()];
+        if is_withdrawn {
             cancelled.insert(id.clone());
-            self.lost.cancel();
+            self.cancellation.cancel();
         }
-        is_all
+        is_withdrawn
     }
 
     /// Records that the client wants no response. Returns whether that is new; then the caller notifies the
     /// server.
     pub(in crate::proxy) fn abandon(&self) -> bool {
-        let is_news = !self.lost.is_cancelled();
-        self.lost.cancel();
-        is_news
+        let is_new = !self.cancellation.is_cancelled();
+        self.cancellation.cancel();
+        is_new
     }
 
     /// Whether the client has cancelled all requests of the POST, or has ended its session: responses are
     /// dropped.
     pub(in crate::proxy) fn is_cancelled(&self) -> bool {
-        let all = !self.ids.is_empty() && self.cancelled.lock().len() == self.ids.len();
-        all || self.key.is_some_and(|key| self.registry.is_ended(key))
+        let is_all_cancelled = !self.ids.is_empty() && self.cancelled.lock().len() == self.ids.len();
+        is_all_cancelled || self.key.is_some_and(|key| self.registry.is_ended(key))
     }
 
     /// Returns the requests among `waiting` that are still owed a response: not cancelled, in a session that
     /// has not ended. Waits for the outcome of a DELETE in flight, at most [`END_TIMEOUT`].
-    pub(in crate::proxy) async fn owed(
+    pub(in crate::proxy) async fn still_owed(
         &self,
         mut waiting: SmallVec<[RequestId; 1]>,
     ) -> SmallVec<[RequestId; 1]> {
@@ -278,9 +282,9 @@ impl PendingRequest {
         // The DELETE itself has no waiting requests, and must not wait for its own outcome.
         if !waiting.is_empty() {
             self.registry.wait_for_end(key).await;
-            let is_over = self.registry.sessions.lock().ended.contains(&key);
+            let is_ended = self.registry.sessions.lock().ended.contains(&key);
             let cancelled = self.cancelled.lock();
-            waiting.retain(|id| !is_over && !cancelled.contains(id));
+            waiting.retain(|id| !is_ended && !cancelled.contains(id));
         }
         waiting
     }
@@ -288,25 +292,25 @@ impl PendingRequest {
 
 impl ResponseInterest for PendingRequest {
     fn cancellation(&self) -> &CancellationToken {
-        &self.lost
+        &self.cancellation
     }
 
     /// Does nothing: no input request can be attributed to these requests.
     fn mark_answered(&self) {}
 
     fn background_read(&self) -> &BackgroundRead {
-        &self.reading_on
+        &self.background_read
     }
 }
 
 impl Drop for PendingRequest {
     fn drop(&mut self) {
         self.clear_queued();
-        for place in self.keys() {
-            if let Entry::Occupied(mut others) = self.registry.requests.entry(place) {
-                others.get_mut().retain(|other| !std::ptr::eq(other.as_ptr(), self));
-                if others.get().is_empty() {
-                    others.remove();
+        for request_key in self.keys() {
+            if let Entry::Occupied(mut same_id) = self.registry.requests.entry(request_key) {
+                same_id.get_mut().retain(|other| !std::ptr::eq(other.as_ptr(), self));
+                if same_id.get().is_empty() {
+                    same_id.remove();
                 }
             }
         }
@@ -318,22 +322,22 @@ impl Drop for PendingRequest {
 impl EndingSession {
     /// Records that the server has confirmed the end of the session.
     pub(in crate::proxy) fn confirm(&self) {
-        let mut known = self.registry.sessions.lock();
-        if known.ending.get(&self.key).is_some_and(|requests| !requests.is_reopened) {
-            known.ended.insert(self.key, ());
+        let mut sessions = self.registry.sessions.lock();
+        if sessions.ending.get(&self.key).is_some_and(|requests| !requests.is_reopened) {
+            sessions.ended.insert(self.key, ());
         }
     }
 }
 
 impl Drop for EndingSession {
     fn drop(&mut self) {
-        let mut known = self.registry.sessions.lock();
-        let Some(requests) = known.ending.get_mut(&self.key) else { return };
+        let mut sessions = self.registry.sessions.lock();
+        let Some(requests) = sessions.ending.get_mut(&self.key) else { return };
         requests.count -= 1;
         if requests.count == 0
-            && let Some(requests) = known.ending.remove(&self.key)
+            && let Some(requests) = sessions.ending.remove(&self.key)
         {
-            requests.all_over.cancel();
+            requests.completed.cancel();
         }
     }
 }
@@ -347,7 +351,7 @@ mod tests {
 
     fn key(session: &'static str) -> SessionKey {
         let headers = HeaderMap::from_iter([(SESSION_ID.clone(), HeaderValue::from_static(session))]);
-        SessionKey::of(Principal::from_bytes([1; 16]), &headers).expect("it names one")
+        SessionKey::from_headers(Principal::from_bytes([1; 16]), &headers).expect("it names one")
     }
 
     fn ids(numbers: &[u64]) -> SmallVec<[RequestId; 1]> {
@@ -365,8 +369,8 @@ mod tests {
         let again = pending(&ended, "a", &[2]);
         ended.cancel(key("a"), RequestId::from_number(2));
         ended.cancel(key("a"), RequestId::from_token(Bytes::from_static(b"\"3\"")).expect("an id"));
-        assert_eq!(a.owed(ids(&[1, 2, 3])).await, ids(&[1, 3]));
-        assert_eq!(b.owed(ids(&[2])).await, ids(&[2]));
+        assert_eq!(a.still_owed(ids(&[1, 2, 3])).await, ids(&[1, 3]));
+        assert_eq!(b.still_owed(ids(&[2])).await, ids(&[2]));
         assert!(!a.is_cancelled() && !a.cancellation().is_cancelled() && !b.is_cancelled());
         assert!(
             again.is_cancelled() && again.cancellation().is_cancelled(),
@@ -376,7 +380,7 @@ mod tests {
         ended.cancel(key("a"), RequestId::from_number(3));
         assert!(a.is_cancelled() && a.cancellation().is_cancelled());
         let anywhere = PendingRequest::new(&ended, None, ids(&[2]));
-        assert_eq!(anywhere.owed(ids(&[2])).await, ids(&[2]));
+        assert_eq!(anywhere.still_owed(ids(&[2])).await, ids(&[2]));
     }
 
     #[tokio::test]
@@ -386,7 +390,7 @@ mod tests {
             ended.cancel(key("a"), RequestId::from_number(number));
         }
         let (one, other) = (pending(&ended, "a", &[1]), pending(&ended, "a", &[1]));
-        assert_eq!((one.owed(ids(&[1])).await, ended.requests.len()), (ids(&[1]), 1));
+        assert_eq!((one.still_owed(ids(&[1])).await, ended.requests.len()), (ids(&[1]), 1));
         drop(one);
         ended.cancel(key("a"), RequestId::from_number(1));
         assert!(other.is_cancelled());
@@ -399,8 +403,8 @@ mod tests {
         let ended = Arc::new(PendingRequests::default());
         let (a, b) = (pending(&ended, "a", &[1]), pending(&ended, "b", &[7]));
         for (over, owed) in [(false, ids(&[1])), (true, ids(&[]))] {
-            let leaving = ended.begin_end(key("a"));
-            let mut asking = Box::pin(a.owed(ids(&[1])));
+            let leaving = ended.begin_delete(key("a"));
+            let mut asking = Box::pin(a.still_owed(ids(&[1])));
             assert!(futures_util::poll!(&mut asking).is_pending());
             if over {
                 leaving.confirm();
@@ -408,7 +412,7 @@ mod tests {
             drop(leaving);
             assert_eq!(asking.await, owed);
         }
-        assert_eq!(b.owed(ids(&[7])).await, ids(&[7]));
+        assert_eq!(b.still_owed(ids(&[7])).await, ids(&[7]));
         assert!(ended.sessions.lock().ending.is_empty());
     }
 
@@ -416,19 +420,19 @@ mod tests {
     async fn a_session_whose_id_is_assigned_again_is_open() {
         let ended = Arc::new(PendingRequests::default());
         ended.close_session(key("a"));
-        ended.begin_end(key("b")).confirm();
+        ended.begin_delete(key("b")).confirm();
         ended.reopen(key("a"));
         ended.reopen(key("b"));
         assert!(!ended.is_closed(key("a")));
-        assert_eq!(pending(&ended, "b", &[1]).owed(ids(&[1])).await, ids(&[1]));
+        assert_eq!(pending(&ended, "b", &[1]).still_owed(ids(&[1])).await, ids(&[1]));
         // The response to the DELETE arrives after that to the handshake.
-        let leaving = ended.begin_end(key("b"));
+        let leaving = ended.begin_delete(key("b"));
         ended.reopen(key("b"));
         leaving.confirm();
         drop(leaving);
-        assert_eq!(pending(&ended, "b", &[1]).owed(ids(&[1])).await, ids(&[1]));
-        ended.begin_end(key("b")).confirm();
-        assert!(pending(&ended, "b", &[1]).owed(ids(&[1])).await.is_empty(), "it can be ended again");
+        assert_eq!(pending(&ended, "b", &[1]).still_owed(ids(&[1])).await, ids(&[1]));
+        ended.begin_delete(key("b")).confirm();
+        assert!(pending(&ended, "b", &[1]).still_owed(ids(&[1])).await.is_empty(), "it can be ended again");
     }
 
     #[tokio::test]
@@ -448,20 +452,20 @@ mod tests {
     #[tokio::test]
     async fn only_so_much_is_remembered() {
         let ended = PendingRequests::default();
-        let session = |number: usize| SessionKey::named(Principal::ANONYMOUS, &number.into());
-        for number in 0..=REMEMBERED {
+        let session = |number: usize| SessionKey::from_id(Principal::ANONYMOUS, &number.into());
+        for number in 0..=MAX_ENDED_SESSIONS {
             ended.close_session(session(number));
             ended.close_session(session(number));
         }
         assert!(!ended.is_closed(session(0)) && ended.is_closed(session(1)));
-        assert_eq!(ended.sessions.lock().closed.sizes(), (REMEMBERED, REMEMBERED));
+        assert_eq!(ended.sessions.lock().closed.sizes(), (MAX_ENDED_SESSIONS, MAX_ENDED_SESSIONS));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_delete_without_response_delays_requests_for_a_bounded_time() {
         let ended = Arc::new(PendingRequests::default());
-        let _leaving = ended.begin_end(key("a"));
-        assert_eq!(pending(&ended, "a", &[1]).owed(ids(&[1])).await, ids(&[1]));
+        let _leaving = ended.begin_delete(key("a"));
+        assert_eq!(pending(&ended, "a", &[1]).still_owed(ids(&[1])).await, ids(&[1]));
     }
 
     #[tokio::test]
@@ -469,6 +473,6 @@ mod tests {
         let ended = Arc::new(PendingRequests::default());
         ended.close_session(key("a"));
         assert!(ended.is_closed(key("a")) && !ended.is_closed(key("b")));
-        assert_eq!(pending(&ended, "a", &[1]).owed(ids(&[1])).await, ids(&[1]));
+        assert_eq!(pending(&ended, "a", &[1]).still_owed(ids(&[1])).await, ids(&[1]));
     }
 }

@@ -41,7 +41,7 @@ impl RelayedInputRequests {
         let Entry::Occupied(open) = self.0.entry((session, id.clone())) else { return None };
         match open.get() {
             ResponseOwner::Call => Some(open.remove()),
-            whose @ ResponseOwner::Task(..) => Some(whose.clone()),
+            owner @ ResponseOwner::Task(..) => Some(owner.clone()),
         }
     }
 
@@ -61,8 +61,8 @@ impl RelayedInputRequest {
 
     /// Makes the task the owner of the response. Returns false if the response was relayed already.
     pub(in crate::proxy) fn assign_to_task(&self, task: &TaskId, key: &str) -> bool {
-        let Some(mut whose) = self.map.0.get_mut(&self.key) else { return false };
-        *whose = ResponseOwner::Task(task.clone(), key.to_owned());
+        let Some(mut owner) = self.map.0.get_mut(&self.key) else { return false };
+        *owner = ResponseOwner::Task(task.clone(), key.to_owned());
         true
     }
 }

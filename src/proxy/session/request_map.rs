@@ -46,9 +46,9 @@ impl<V> RequestMap<V> {
         request: &RequestId,
         value: V,
     ) -> RequestRegistration<V> {
-        let name = (session, request.detached());
-        self.0.insert(name.clone(), value);
-        RequestRegistration { map: Arc::clone(self), key: name }
+        let key = (session, request.detached());
+        self.0.insert(key.clone(), value);
+        RequestRegistration { map: Arc::clone(self), key }
     }
 }
 

@@ -23,10 +23,10 @@ async fn each_request_leaves_one_line() {
         let lines = Lines::record();
         let desk = ScriptedService::new(|call| {
             let mut reply = reply(&call.id, "{}");
-            reply.account = AccessSummary {
+            reply.summary = AccessSummary {
                 outcome: RequestOutcome::Task,
                 task: TaskId::parse(&"0a".repeat(16)),
-                upstream: Duration::from_millis(3),
+                upstream_time: Duration::from_millis(3),
                 ..AccessSummary::default()
             };
             match call.target.as_deref() {

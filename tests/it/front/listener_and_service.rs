@@ -201,11 +201,11 @@ impl RouteService for ScriptedService {
     fn relay(&self, passage: LegacyRequest) -> BoxFuture<'static, LegacyResponse> {
         let body = format!("{} {}", passage.method, passage.query.as_deref().unwrap_or_default());
         self.passed.lock().unwrap().push(passage);
-        let body = ResponseBody::Whole(body.into(), AccessSummary::default());
+        let body = ResponseBody::Complete(body.into(), AccessSummary::default());
         std::future::ready(LegacyResponse { status: StatusCode::OK, headers: HeaderMap::new(), body }).boxed()
     }
 
-    fn metadata<'a>(
+    fn fetch_metadata<'a>(
         &'a self,
         path: &'a str,
         _credentials: &'a Credentials,
@@ -240,7 +240,7 @@ pub(crate) fn reply(id: &RequestId, result: &str) -> CallReply {
         headers: HeaderMap::new(),
         body: body.into(),
         commit: None,
-        account: AccessSummary::default(),
+        summary: AccessSummary::default(),
     }
 }
 

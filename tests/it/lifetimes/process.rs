@@ -163,7 +163,7 @@ impl Process {
 
     /// The tasks that are at work here.
     pub(super) fn working(&self) -> usize {
-        self.ledger.working()
+        self.ledger.working_count()
     }
 
     /// It is no more, wherever it was.

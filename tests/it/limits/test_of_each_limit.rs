@@ -164,16 +164,19 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("proxy/persist.rs STORE_RETRY_DELAY", Not("a pause between attempts, which nobody outside lengthens")),
     ("proxy/listen.rs MAX_TASKS", By("a_stream_follows_so_many_tasks_and_leaves_out_the_rest")),
     (
-        "proxy/pending_credentials.rs EARLY",
+        "proxy/pending_credentials.rs MAX_EARLY_CREDENTIALS",
         By("a_caller_that_comes_before_it_is_waited_for_is_remembered_until_all_are_known"),
     ),
     (
-        "proxy/orphan_report.rs REPORT_WITHIN",
+        "proxy/orphan_report.rs REPORT_TIMEOUT",
         By("a_server_that_does_not_respond_is_pending_and_reported_later"),
     ),
-    ("proxy/restart.rs BATCH", Not("a share of the work: the rest is looked at right after it")),
-    ("proxy/store_clock.rs KEPT_WITHIN", By("the_time_line_is_stored_each_minute_while_there_are_tasks")),
-    ("proxy/sweep.rs BATCH", Not("a share of the work: the rest is looked at right after it")),
+    ("proxy/restart.rs BATCH_SIZE", Not("a share of the work: the rest is looked at right after it")),
+    (
+        "proxy/store_clock.rs CLOCK_STORE_INTERVAL",
+        By("the_time_line_is_stored_each_minute_while_there_are_tasks"),
+    ),
+    ("proxy/sweep.rs BATCH_SIZE", Not("a share of the work: the rest is looked at right after it")),
     ("store/disk/mod.rs QUEUE", By("more_changes_at_once_than_wait_in_a_queue_or_fit_a_commit_are_all_kept")),
     ("store/disk/mod.rs FILES", By("concurrent_large_results_are_queued_and_delay_no_other_change")),
     (
@@ -207,26 +210,29 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("task/retention.rs MAX_RETENTION", By("a_result_stays_for_the_whole_retention")),
     ("policy/threshold.rs MIN_RETENTION", Not("the operator's own setting, raised to this")),
     // Older clients.
-    ("proxy/session/pending_requests.rs REMEMBERED", By("only_so_much_is_remembered")),
+    ("proxy/session/pending_requests.rs MAX_ENDED_SESSIONS", By("only_so_much_is_remembered")),
     (
         "proxy/session/pending_requests.rs END_TIMEOUT",
         By("a_delete_without_response_delays_requests_for_a_bounded_time"),
     ),
-    ("proxy/session/unfinished_streams.rs REMEMBERED", By("only_so_much_is_remembered")),
+    ("proxy/session/unfinished_streams.rs MAX_EVENTS", By("only_so_much_is_remembered")),
     ("proxy/session/unfinished_streams.rs MAX_ID_BYTES", By("only_so_much_is_remembered")),
     (
-        "proxy/session/in_flight.rs REMEMBERED",
+        "proxy/session/in_flight.rs MAX_REMEMBERED_CALLS",
         By("abandoned_calls_are_bounded_and_answered_ones_are_removed"),
     ),
-    ("proxy/session/client.rs REMEMBERED", By("remembered_sessions_with_tasks_are_bounded")),
-    ("proxy/session/ticket_holders.rs REMEMBERED", By("the_last_sessions_are_remembered_up_to_a_bound")),
+    ("proxy/session/client.rs MAX_REVISIONS", By("remembered_sessions_with_tasks_are_bounded")),
+    ("proxy/session/ticket_holders.rs MAX_SESSIONS", By("the_last_sessions_are_remembered_up_to_a_bound")),
     (
-        "proxy/session/ticket_holders.rs MAX_DECLARED",
+        "proxy/session/ticket_holders.rs MAX_CAPABILITY_BYTES",
         By("undeclared_input_is_refused_unless_the_capabilities_are_too_large"),
     ),
-    ("proxy/session/ticket_holders.rs MAX_NAME", By("the_handshake_declares_the_client_name_and_tasks")),
-    ("proxy/session/ticket_holders.rs MAX_SIMILAR", By("stored_tool_names_of_a_server_are_bounded")),
-    ("proxy/session/presence.rs REMEMBERED", By("a_full_presence_map_evicts_the_oldest_eighth")),
+    (
+        "proxy/session/ticket_holders.rs MAX_CLIENT_NAME_BYTES",
+        By("the_handshake_declares_the_client_name_and_tasks"),
+    ),
+    ("proxy/session/ticket_holders.rs MAX_SIMILAR_NAMES", By("stored_tool_names_of_a_server_are_bounded")),
+    ("proxy/session/presence.rs MAX_SESSIONS", By("a_full_presence_map_evicts_the_oldest_eighth")),
     (
         "proxy/legacy/ping.rs MAX_REFUSAL_BYTES",
         Not(
@@ -237,7 +243,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("proxy/relay/forward.rs MAX_BUFFERED_BYTES", By("a_large_document_comes_as_it_is_sent")),
     ("proxy/answers/experimental.rs PAGE_SIZE", By("a_list_has_pages_and_every_task_once")),
     ("proxy/answers/mod.rs MESSAGE_BUFFER", By("undeliverable_notifications_do_not_delay_the_task")),
-    ("proxy/session/listening.rs OPENING", Not("a wait; the call goes out after it")),
+    ("proxy/session/listening.rs OPEN_TIMEOUT", Not("a wait; the call goes out after it")),
     (
         "proxy/session/get_streams.rs MESSAGE_BUFFER",
         By("a_client_that_listens_and_does_not_read_delays_its_task_for_a_bounded_time"),
@@ -265,7 +271,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
         "proxy/session/in_flight.rs CANCELLATION_WINDOW",
         By("a_cancelled_call_blocks_attribution_to_concurrent_calls_for_a_while"),
     ),
-    ("proxy/session/client_ids.rs REMEMBERED", By("remembered_ids_are_bounded_and_in_range")),
+    ("proxy/session/client_ids.rs MAX_IDS", By("remembered_ids_are_bounded_and_in_range")),
     (
         "proxy/legacy/detach_on_drop.rs MAX_DETACHED",
         Not("beyond it a call belongs to its request, as calls did before"),

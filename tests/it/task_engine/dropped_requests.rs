@@ -213,9 +213,9 @@ async fn outcome(world: &EngineAndServer, observers: &[Received], before: &BTree
         observers: observers.iter().map(|received| messages(received).iter().map(told).collect()).collect(),
         counts: counts().into_iter().filter_map(difference).collect(),
         usage: world.store.usage(&principal),
-        made: world.ledger.made(),
-        working: world.ledger.working(),
-        unfetched: world.ledger.unfetched(),
+        made: world.ledger.created_count(),
+        working: world.ledger.working_count(),
+        unfetched: world.ledger.unfetched_count(),
     }
 }
 

@@ -339,15 +339,15 @@ impl EngineAndServer {
                 let LegacyResponse { body, status, .. } = endpoint.relay(passage).await;
                 has_begun.store(true, Ordering::Relaxed);
                 match body {
-                    ResponseBody::Whole(bytes, _) if bytes.is_empty() => {
+                    ResponseBody::Complete(bytes, _) if bytes.is_empty() => {
                         receive(&received, status.as_str().as_bytes());
                     }
-                    ResponseBody::Whole(bytes, _) => receive(&received, &bytes),
+                    ResponseBody::Complete(bytes, _) => receive(&received, &bytes),
                     ResponseBody::TaskEnd(bytes, of_task) => {
                         receive(&received, &bytes);
                         of_task.1.confirm();
                     }
-                    ResponseBody::Pieces(mut pieces) => {
+                    ResponseBody::Stream(mut pieces) => {
                         let mut read = String::new();
                         while let Some(piece) = pieces.next().await {
                             read.push_str(std::str::from_utf8(&piece.bytes).expect("text"));
@@ -413,7 +413,7 @@ fn passage(client: &Legacy, method: Method, message: Option<&Value>) -> LegacyRe
     let post = message.as_ref().map(LegacyPost::from_frame).unwrap_or_default();
     LegacyRequest {
         principal: principal(),
-        standing: Default::default(),
+        rollout_membership: Default::default(),
         method,
         query: None,
         headers,

@@ -186,7 +186,7 @@ async fn fill(world: &EngineAndServer) {
     for call in first..first + 4 {
         world.server.says(call, &"x".repeat(30_000));
     }
-    until("they have ended", || world.ledger.working() == 1).await;
+    until("they have ended", || world.ledger.working_count() == 1).await;
     let usage = world.store.usage(&[1; 16]);
     assert!(usage.stored_bytes_of_principal > ROOM - 3_000, "{usage:?}");
 }
@@ -285,7 +285,7 @@ fn a_call_that_finds_the_store_full_stays_a_call_and_is_counted() {
         assert_eq!(lines.of("quota_full").len(), 1);
         assert_eq!(lines.of("store_failed").len(), 0, "a store that is full does not fail");
         hits.are(1).await;
-        assert_eq!((world.ledger.working(), world.store.usage(&[1; 16]).tasks), (0, 0));
+        assert_eq!((world.ledger.working_count(), world.store.usage(&[1; 16]).tasks), (0, 0));
     });
 }
 

@@ -192,7 +192,7 @@ fn counts_agree_with_a_recount(holds: Holds, ending: Ending) {
         let never = if holds == Holds::Tasks { 0 } else { never };
         assert_eq!((tickets("collected"), tickets("never_collected")), (collected, never));
         assert_eq!(Memory::of(&world), memory, "something is left in memory");
-        assert_eq!((world.ledger.working(), world.ledger.unfetched()), (0, 0));
+        assert_eq!((world.ledger.working_count(), world.ledger.unfetched_count()), (0, 0));
 
         // Neither more nor less than the quota.
         world.ledger.set_quotas(TaskQuotas { tasks_per_principal: 3, ..world.quotas });

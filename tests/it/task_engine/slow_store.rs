@@ -77,7 +77,7 @@ fn a_result_that_is_there_is_answered_at_once_while_its_task_is_being_stored() {
             settle().await;
             let (tallies, usage) = world.ledger.census().await.expect("it answers");
             assert_eq!((tallies, usage.tasks), (Vec::new(), 0), "{about}");
-            assert_eq!((world.ledger.working(), world.ledger.unfetched()), (0, 0), "{about}");
+            assert_eq!((world.ledger.working_count(), world.ledger.unfetched_count()), (0, 0), "{about}");
             assert_eq!(world.server.received(), ["call 0"], "nothing was cancelled: {about}");
         });
     }
@@ -112,7 +112,7 @@ fn a_client_that_disconnects_while_its_task_is_being_stored_cancels_its_call_at_
         world.store.stalls(&[]);
         settle().await;
         assert_eq!(
-            (world.ledger.census().await.expect("it answers").1.tasks, world.ledger.working()),
+            (world.ledger.census().await.expect("it answers").1.tasks, world.ledger.working_count()),
             (0, 0)
         );
     });

@@ -42,13 +42,13 @@ async fn a_task_that_the_store_refuses_does_not_exist() {
     let record = record(&clock);
     store.fails(&[Op::Insert]);
     assert_eq!(ledger.admit(record.clone()).await.err(), Some(TaskAdmissionError::StoreFailed));
-    assert_eq!(ledger.working(), 0);
+    assert_eq!(ledger.working_count(), 0);
     store.fails(&EVERYTHING);
     assert!(ledger.load(&record.id).await.is_err(), "nothing is known of it");
     store.works();
     assert!(ledger.load(&record.id).await.expect("it answers").is_none());
     let _custody = ledger.admit(record).await.expect("its place was given back");
-    assert_eq!(ledger.working(), 1);
+    assert_eq!(ledger.working_count(), 1);
 }
 
 #[tokio::test]
@@ -95,18 +95,18 @@ async fn an_unstored_change_is_retried_and_shown_to_no_client() {
     store.fails(&[Op::Swap]);
     let keeping = tokio::spawn(async move { (custody.persist(returned(1), &overdue).await, custody) });
     store.refused(Op::Swap).await;
-    let known =
-        ledger.with_store_status(ledger.load(&record.id).await.expect("it answers").expect("it is there"));
+    let known = ledger
+        .with_unstored_message(ledger.load(&record.id).await.expect("it answers").expect("it is there"));
     assert_eq!(known.state, TaskState::Working);
     assert!(known.message.as_ref().is_some_and(|words| words.contains("store")), "{known:?}");
-    assert_eq!(ledger.unfetched(), 0, "there is nothing to fetch yet");
+    assert_eq!(ledger.unfetched_count(), 0, "there is nothing to fetch yet");
     store.works();
     let (kept, custody) = keeping.await.expect("it does not panic");
     assert!(matches!(kept, Ok(UpdateOutcome::Applied { .. })), "{kept:?}");
-    assert_eq!(ledger.unfetched(), 1);
+    assert_eq!(ledger.unfetched_count(), 1);
     drop(custody);
-    let known =
-        ledger.with_store_status(ledger.load(&record.id).await.expect("it answers").expect("it is there"));
+    let known = ledger
+        .with_unstored_message(ledger.load(&record.id).await.expect("it answers").expect("it is there"));
     assert!(matches!(known.state, TaskState::Completed { .. }), "{known:?}");
     assert_eq!(known.message, None);
 }
@@ -135,7 +135,7 @@ async fn a_task_that_could_not_be_removed_ends_and_its_lease_is_not_renewed() {
     store.fails(&[Op::Remove]);
     custody.discard().await;
     store.works();
-    assert_eq!(ledger.working(), 0, "nobody holds it");
+    assert_eq!(ledger.working_count(), 0, "nobody holds it");
     let (_drain, stopping) = Drain::new();
     let looking_after = tokio::spawn(Arc::clone(&ledger).maintain(Vec::new(), stopping));
     // When half of its life is over it is to be renewed, or ended.
