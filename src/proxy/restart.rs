@@ -225,7 +225,7 @@ async fn notify_cancelled(
     let caller = CallerIdentity { principal, credentials, capabilities, client_info };
     tokio::select! {
         () = shared.overdue.stopped() => return,
-        is_told = shared.upstream.cancel_at(&caller, &anchor.call) => fate.record_cancelled(is_told),
+        is_notified = shared.upstream.cancel_at(&caller, &anchor.call) => fate.record_cancelled(is_notified),
     }
     let _ = shared.ledger.remove_anchor(&lease.id).await;
 }

@@ -156,7 +156,7 @@ impl TaskStreams {
         tokio::select! {
             biased;
             () = or_pending(self.streams.as_mut().map(StreamFollower::changed)) => TaskStreamEvent::ListenChanged,
-            who = any_waiter_closed(&self.waiting_requests) => TaskStreamEvent::WaiterClosed(who),
+            index = any_waiter_closed(&self.waiting_requests) => TaskStreamEvent::WaiterClosed(index),
             permit = reserve_slot(blocked, self.stall_deadline) => TaskStreamEvent::Writable(permit),
         }
     }

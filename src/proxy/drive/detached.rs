@@ -151,17 +151,17 @@ impl DetachedState {
             tokio::select! {
                 biased;
                 stored = or_pending(self.storing.as_mut()) => DriverEvent::Stored(stored),
-                (after, result) = self.writes.next() => DriverEvent::Written(after, result),
-                committed = any_delivered(&mut self.delivery_receivers) => DriverEvent::Committed(committed),
-                who = or_pending(has_waiting_client.then(|| Box::pin(delivery::any_disconnected(&self.waiters)))) => {
-                    DriverEvent::ClientDisconnected(who)
+                (follow_up, result) = self.writes.next() => DriverEvent::Written(follow_up, result),
+                is_delivered = any_delivered(&mut self.delivery_receivers) => DriverEvent::Committed(is_delivered),
+                index = or_pending(has_waiting_client.then(|| Box::pin(delivery::any_disconnected(&self.waiters)))) => {
+                    DriverEvent::ClientDisconnected(index)
                 }
                 () = self.unsent.send_one() => DriverEvent::Sent,
                 command = self.registration.receive() => DriverEvent::Received(command),
-                happening = or_pending(self.streams.as_mut().map(|lines| Box::pin(lines.next_event(now)))) => {
-                    DriverEvent::Streams(happening)
+                stream_event = or_pending(self.streams.as_mut().map(|streams| Box::pin(streams.next_event(now)))) => {
+                    DriverEvent::Streams(stream_event)
                 }
-                _ = or_pending(self.record_watcher.as_ref().map(|changes| Box::pin(changes.changed()))) => {
+                _ = or_pending(self.record_watcher.as_ref().map(|watcher| Box::pin(watcher.changed()))) => {
                     DriverEvent::RecordChanged
                 }
                 anchor = or_pending(deferral.filter(|it| it.is_durable() && self.lease.is_some()).map(|it| Box::pin(it.next_anchor()))) => {

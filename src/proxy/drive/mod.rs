@@ -386,10 +386,10 @@ impl CallDriver {
             // dropped. A result at the deadline precedes the threshold: a handle would only cost a poll.
             biased;
             // Absent while the call is polled in place: then a disconnect drops the driver.
-            happening = or_pending(detached.map(|held| held.next_event(has_waiting_client, deferral, now))) => happening,
-            happening = wait_dequeued(&mut self.dequeued) => happening,
+            driver_event = or_pending(detached.map(|call| call.next_event(has_waiting_client, deferral, now))) => driver_event,
+            driver_event = wait_dequeued(&mut self.dequeued) => driver_event,
             event = next_reply(&mut self.replies), if is_read => DriverEvent::Server(event),
-            happening = next_due(self.exchange.poll_timeout(), write_due) => happening,
+            driver_event = next_due(self.exchange.poll_timeout(), write_due) => driver_event,
             () = or_pending(draining) => DriverEvent::Draining,
             // At the end of the drain time the call ends, which cancels it at the server, or is left to the
             // next process.
