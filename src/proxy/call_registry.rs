@@ -1,6 +1,6 @@
 //! The registry of the calls that run in this process, and their mailboxes.
 
-use super::{ReplyItem, task_watchers::InputFilter};
+use super::{ReplyItem, tasks::watchers::InputFilter};
 use crate::{
     dialect::Call,
     protocol::{Capabilities, InputResponses, RequestId},

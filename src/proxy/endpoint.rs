@@ -4,16 +4,15 @@ use super::{
     CallRegistry, CallReply, LegacyRequest, LegacyResponse, ReplyItem, ReplyStream, RouteService, TaskLedger,
     admission::LimiterRegistry,
     answers::extension,
-    call_reply::ReplySource,
     drive::InlineCall,
     legacy,
     listen::ListenStream,
-    reply::{self, CallEnd},
+    reply::{self, CallEnd, call_reply::ReplySource},
     route_context::{RouteContext, RouteState},
     server_profile::ServerProfile,
     session::{self, LegacySessions},
-    ticket_call::TicketToolCall,
     tickets,
+    tickets::modern_call::TicketToolCall,
     tool_lists::ToolListCache,
 };
 use crate::{

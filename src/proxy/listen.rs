@@ -4,12 +4,9 @@
 use super::{
     CallReply, ReplyItem,
     answers::{POLLS_LIMIT_KEY, TaskRefusal, extension, look_up_task},
-    call_reply::ReplySource,
-    persist::STORE_RETRY_DELAY,
-    principal_limits::ListenPermit,
-    reply::{self, CallEnd},
+    reply::{self, CallEnd, call_reply::ReplySource},
     route_context::RouteContext,
-    task_watchers::TaskWatcher,
+    tasks::{persist::STORE_RETRY_DELAY, principal_limits::ListenPermit, watchers::TaskWatcher},
 };
 use crate::{
     bridge::{

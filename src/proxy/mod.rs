@@ -12,60 +12,45 @@
 //!
 //! `admission` has the limits on the calls of a route and of its tools.
 //!
-//! `tickets` decides for both eras which clients get a ticket instead of a task. Calls of the ticket tools
-//! are in `ticket_call` and `legacy/ticket_call`, and their results in `answers/ticket`.
+//! `tasks` stores the tasks of all routes, within quotas, and recovers those of a former process.
+//!
+//! `tickets` decides for both eras which clients get a ticket instead of a task, and serves the tools that
+//! take one.
 //!
 //! Begin with `endpoint.rs` and `drive/mod.rs`.
 
-mod access_summary;
 mod admission;
-mod anchor;
 mod answers;
 mod call_registry;
-mod call_reply;
 mod drive;
 mod endpoint;
-mod fetch_metrics;
 mod input_requests;
 mod keep_alive;
-mod ledger;
 mod legacy;
-mod legacy_http;
 mod listen;
 mod observed_call;
-mod operator_tasks;
-mod orphan_report;
-mod pending_credentials;
-mod persist;
-mod principal_limits;
 mod recent_map;
 pub mod relay;
 mod reply;
-mod reservations;
-mod restart;
 mod route_context;
 mod route_service;
 mod server_profile;
 mod session;
-mod store_clock;
-mod store_health;
-mod sweep;
-mod task_watchers;
-mod ticket_call;
+mod tasks;
 mod tickets;
 mod tool_lists;
 
 pub use crate::policy::KeepAliveStep;
-pub use access_summary::AccessSummary;
-pub use anchor::{AnchorSeal, TaskAnchor};
 pub use call_registry::CallRegistry;
-pub use call_reply::{CallReply, DeliveryCommit, ReplyItem, ReplyStream};
 pub use drive::RestoredInput;
 pub use endpoint::Endpoint;
 pub use keep_alive::KeepAlive;
-pub use ledger::{TaskAdmissionError, TaskLedger};
-pub use legacy_http::{BodyContinuation, BodyPiece, BodyStream, LegacyRequest, LegacyResponse, ResponseBody};
-pub use operator_tasks::{
-    CancelOutcome, OperatorTasks, TaskCursor, TaskLookup, TaskSummary, name_and_principal,
+pub use relay::legacy_http::{
+    BodyContinuation, BodyPiece, BodyStream, LegacyRequest, LegacyResponse, ResponseBody,
 };
+pub use reply::{AccessSummary, CallReply, DeliveryCommit, ReplyItem, ReplyStream};
 pub use route_service::RouteService;
+pub use tasks::{
+    AnchorSeal, CancelOutcome, OperatorTasks, TaskAdmissionError, TaskAnchor, TaskCursor, TaskLedger,
+    TaskLookup, TaskSummary, name_and_principal,
+};

@@ -3,10 +3,10 @@
 use super::{
     CallRegistry, TaskLedger,
     admission::{CallLimitError, CallLimiters, GatePath, LimitedCall, LimiterRegistry, PendingAdmission},
-    pending_credentials::PendingCredentials,
     relay::ReplayBuffers,
     server_profile::ServerProfile,
     session::LegacySessions,
+    tasks::pending_credentials::PendingCredentials,
     tool_lists::{ToolListCache, ToolListReader},
 };
 use crate::{

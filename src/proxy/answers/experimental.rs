@@ -8,15 +8,14 @@ use crate::{
     proxy::{
         AccessSummary, BodyPiece, LegacyRequest, LegacyResponse, ResponseBody,
         call_registry::MailboxMessage,
-        legacy_http::{
+        relay::legacy_http::{
             empty_response, refusal_response, refuse_requests, result_response, stream_response,
             task_end_response,
         },
-        persist::STORE_RETRY_DELAY,
         reply::record_call_error,
         route_context::RouteContext,
         session::LegacyClient,
-        task_watchers::TaskWatcher,
+        tasks::{persist::STORE_RETRY_DELAY, watchers::TaskWatcher},
     },
     runtime::{or_pending, wait_until},
     store::ListCursor,

@@ -7,14 +7,13 @@
 
 pub(super) mod experimental;
 pub(super) mod extension;
-pub(super) mod ticket;
 
 use super::{
     CallRegistry, TaskLedger,
     call_registry::{CancelTarget, LocalRequest, MailboxFull, MailboxPermit},
     reply,
     route_context::RouteContext,
-    task_watchers::InputFilter,
+    tasks::watchers::InputFilter,
 };
 use crate::{
     dialect::Principal,
@@ -105,7 +104,7 @@ fn check_poll_limit(shared: &RouteContext, principal: Principal) -> Result<(), T
 ///
 /// # Errors
 /// [`MailboxFull`].
-fn attach_waiter(
+pub(super) fn attach_waiter(
     shared: &RouteContext,
     id: &TaskId,
     input_filter: Option<InputFilter>,

@@ -9,10 +9,12 @@ use crate::{
     bridge::exchange::ExchangePhase,
     protocol::RequestId,
     proxy::{
-        anchor::{AnchorForm, TaskAnchor},
-        orphan_report::OrphanFate,
-        persist::STORE_RETRY_DELAY,
         reply::CallEnd,
+        tasks::{
+            anchor::{AnchorForm, TaskAnchor},
+            orphan_report::OrphanFate,
+            persist::STORE_RETRY_DELAY,
+        },
     },
     store::UpdateOutcome,
     task::{self, TaskState},

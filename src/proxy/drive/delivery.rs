@@ -7,7 +7,7 @@ use crate::{
         ReplyItem,
         call_registry::CallWaiter,
         session::{StreamFollower, next_stream_id},
-        task_watchers::InputFilter,
+        tasks::watchers::InputFilter,
     },
     runtime::{or_pending, wait_until},
 };

@@ -13,10 +13,8 @@ use crate::{
     proxy::{
         ReplyItem,
         call_registry::{CallRegistration, CallWaiter},
-        ledger::TaskLease,
-        reservations::Reservation,
         route_context::RouteContext,
-        task_watchers::TaskWatcher,
+        tasks::{ledger::TaskLease, reservations::Reservation, watchers::TaskWatcher},
     },
     runtime::or_pending,
     upstream::{self, Deferral, InputRequired},

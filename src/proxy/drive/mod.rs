@@ -41,10 +41,10 @@ use super::{
     admission::{DequeueSignal, LimitedCall},
     call_registry::{CallCommand, CallWaiter, CancelTarget, LocalRequest, MailboxMessage, ReplyTarget},
     input_requests,
-    ledger::{TaskAdmissionError, TaskLease},
     observed_call::ObservedCall,
     reply::CallEnd,
     route_context::RouteContext,
+    tasks::{TaskAdmissionError, ledger::TaskLease},
 };
 use crate::{
     bridge::{

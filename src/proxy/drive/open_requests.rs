@@ -7,7 +7,7 @@ use crate::{
         offer,
     },
     protocol::{ErrorObject, Kind, Method, RequestId, input::InputResponses},
-    proxy::{session::RelayedInputRequest, task_watchers::InputFilter},
+    proxy::{session::RelayedInputRequest, tasks::watchers::InputFilter},
     telemetry::{
         CallOrigin, InputRequestRefused,
         metrics::{self, InputRequestOutcome},

@@ -17,10 +17,8 @@ use crate::{
     proxy::{
         call_registry::{ReplyTarget, RetryRequest},
         input_requests::{self, CAPABILITY_NOT_DECLARED},
-        ledger::TaskAdmissionError,
         reply::CallEnd,
-        reservations::Reservation,
-        task_watchers::WAITERS_PER_TASK,
+        tasks::{TaskAdmissionError, reservations::Reservation, watchers::WAITERS_PER_TASK},
     },
     store::{StoreError, UpdateOutcome},
     task::{self, TaskId, TaskView},

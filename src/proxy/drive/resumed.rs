@@ -12,12 +12,14 @@ use crate::{
     dialect::{Call, Caller, ClientInfo, Credentials, ExtraHeaders, Principal},
     protocol::{Capabilities, Frame, InputRequest, InputResponses, Method, RequestId},
     proxy::{
-        anchor::{AnchorForm, TaskAnchor},
         call_registry::CallRegistration,
-        ledger::TaskLease,
-        orphan_report::OrphanFate,
         route_context::RouteContext,
         session::SessionKey,
+        tasks::{
+            anchor::{AnchorForm, TaskAnchor},
+            ledger::TaskLease,
+            orphan_report::OrphanFate,
+        },
     },
     task::{InputAnswer, Record, TaskState, view::experimental::TaskResultFormat},
     telemetry::CallOrigin,

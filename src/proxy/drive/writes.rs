@@ -9,7 +9,7 @@ use super::{
     record_writes::{WriteFollowUp, WriteResult},
 };
 use crate::{
-    proxy::persist::{STORE_RETRY_DELAY, buffer_event, persist},
+    proxy::tasks::persist::{STORE_RETRY_DELAY, buffer_event, persist},
     store::{StoreError, UpdateOutcome},
     task,
 };

@@ -10,7 +10,7 @@ use crate::{
     dialect::legacy::ClientMessage,
     protocol::{ErrorObject, Method, code},
     proxy::{
-        AccessSummary, LegacyRequest, LegacyResponse, legacy_http::refuse_requests,
+        AccessSummary, LegacyRequest, LegacyResponse, relay::legacy_http::refuse_requests,
         route_context::RouteContext, session::LegacyClient,
     },
     telemetry::RequestOutcome,
@@ -58,7 +58,7 @@ fn find_violation(
         return Some(ambiguity.error(AMBIGUITY_REASON));
     }
     // A ticket tool is the proxy's own; the rules for the server's tools do not apply.
-    if super::ticket_call::is_ticket_call(shared, client, request) {
+    if crate::proxy::tickets::legacy_call::is_ticket_call(shared, client, request) {
         return None;
     }
     request.post.messages.iter().find_map(|message| match message {

@@ -18,19 +18,20 @@ mod require_task;
 mod session_delete;
 mod task_call;
 mod task_capability;
-mod ticket_call;
 
 use super::{
     AccessSummary, LegacyRequest, LegacyResponse,
     admission::{CallLimitError, PendingAdmission},
     answers::experimental,
-    legacy_http::{self, empty_response, refusal_response},
     observed_call::ObservedCall,
-    relay::{self, ResponseEdit, event_ids},
+    relay::{
+        self, ResponseEdit, event_ids,
+        legacy_http::{self, empty_response, refusal_response},
+    },
     reply::{self, shutdown_error},
     route_context::RouteContext,
     session::{LegacyClient, ResponseOwner},
-    tickets,
+    tickets::{self, legacy_call},
 };
 use crate::{
     bridge::{DriveMode, LegacyToolCall, Plan, offer, plan_legacy},
@@ -62,7 +63,7 @@ pub(super) async fn serve(shared: Arc<RouteContext>, request: LegacyRequest) -> 
     }
     if shared.stopping.is_stopped()
         && is_new_work(&request)
-        && !ticket_call::is_ticket_call(&shared, &client, &request)
+        && !legacy_call::is_ticket_call(&shared, &client, &request)
     {
         return stopping_response(&request);
     }
@@ -77,7 +78,7 @@ pub(super) async fn serve(shared: Arc<RouteContext>, request: LegacyRequest) -> 
     // A call and a change of a task continue after their client disconnects; a request that waits for the
     // result of another call ends.
     let outlives_client = request.post.can_request_input()
-        && !ticket_call::is_ticket_call(&shared, &client, &request)
+        && !legacy_call::is_ticket_call(&shared, &client, &request)
         || is_task_change(&request);
     let (drain, detach_flag) = (shared.stopping.clone(), dispatch_flag.clone());
     let serving = async move {
@@ -191,7 +192,7 @@ fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, request: &Le
     {
         return true;
     }
-    if deny::must_check(shared, request) || ticket_call::can_intercept(shared, client, request) {
+    if deny::must_check(shared, request) || legacy_call::can_intercept(shared, client, request) {
         return true;
     }
     if !shared.route.has_tasks() {
@@ -267,7 +268,7 @@ async fn decide(
             RequestDisposition::Relay(match tickets::legacy_eligibility(shared, client, request) {
                 Some(grant) => {
                     let grant_and_membership = (grant, request.rollout_membership.clone());
-                    Some(ticket_call::edit_tool_list(shared, client, grant_and_membership, edit))
+                    Some(legacy_call::edit_tool_list(shared, client, grant_and_membership, edit))
                 }
                 None => edit,
             })
@@ -288,7 +289,7 @@ async fn decide(
         [ClientMessage::Cancelled(Some(id))] if withdraw_queued(shared, client, id) => {
             RequestDisposition::Respond(empty_response(StatusCode::ACCEPTED))
         }
-        [ClientMessage::Cancelled(_)] if ticket_call::cancel_waiting(shared, client, request) => {
+        [ClientMessage::Cancelled(_)] if legacy_call::cancel_waiting(shared, client, request) => {
             RequestDisposition::Respond(empty_response(StatusCode::ACCEPTED))
         }
         [ClientMessage::Cancelled(_)] if task_call::cancel_waiting(shared, client, request) => {
@@ -326,7 +327,7 @@ async fn decide_call(
     dispatch_flag: &DispatchFlag,
 ) -> RequestDisposition {
     let Some(message) = &request.message else { return RequestDisposition::Relay(None) };
-    if let Some(response) = ticket_call::serve(shared, request, client, id, tool).await {
+    if let Some(response) = legacy_call::serve(shared, request, client, id, tool).await {
         return RequestDisposition::Respond(response);
     }
     let Some(params) = message.params() else { return RequestDisposition::Relay(None) };

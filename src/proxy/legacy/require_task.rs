@@ -11,7 +11,7 @@ use crate::{
     policy::Mode,
     protocol::{ErrorObject, Method, code},
     proxy::{
-        AccessSummary, LegacyRequest, LegacyResponse, legacy_http::refuse_requests,
+        AccessSummary, LegacyRequest, LegacyResponse, relay::legacy_http::refuse_requests,
         route_context::RouteContext,
     },
     telemetry::RequestOutcome,

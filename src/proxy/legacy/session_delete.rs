@@ -11,7 +11,8 @@ use crate::{
     dialect::legacy::ClientMessage,
     protocol::{ErrorObject, Method as RpcMethod, code},
     proxy::{
-        AccessSummary, LegacyRequest, LegacyResponse, legacy_http, relay,
+        AccessSummary, LegacyRequest, LegacyResponse, relay,
+        relay::legacy_http,
         reply::call_error_outcome,
         route_context::RouteContext,
         session::{LegacyClient, SessionKey},

@@ -20,7 +20,7 @@ use crate::{
         admission::PendingAdmission,
         call_registry::{CallWaiter, CancelTarget, ReplyTarget},
         drive::{CallDriver, CallSpan, NativeForm, NativeReplies},
-        legacy_http::{self, json_response, stream_response},
+        relay::legacy_http::{self, json_response, stream_response},
         reply::record_call_error,
         route_context::RouteContext,
         session::LegacyClient,

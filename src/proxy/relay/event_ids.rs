@@ -9,6 +9,7 @@
 //! Bounds: `resume.bytes` of a response, `resume.keep` after its end, and `resume.streams` buffered responses
 //! at a time, beyond which responses get no ids.
 
+use super::legacy_http::{refuse_requests, stream_response};
 use crate::{
     dialect::legacy::ResponseTracker,
     protocol::{
@@ -20,7 +21,6 @@ use crate::{
     },
     proxy::{
         AccessSummary, BodyContinuation, BodyPiece, BodyStream, LegacyRequest, LegacyResponse, ResponseBody,
-        legacy_http::{refuse_requests, stream_response},
         route_context::RouteContext,
         session::{LegacyClient, SessionKey},
     },

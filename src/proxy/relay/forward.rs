@@ -12,6 +12,7 @@
 use super::{
     deferred_head::{self, UpstreamBody},
     forwarded_request::{ForwardedRequest, outcome_of_status, transport_error},
+    legacy_http::stream_response,
     requester::Requester,
     response::{EditedStream, RelayedResponse, ResponseEdit, StreamEdits},
     session_stream::SessionStream,
@@ -30,7 +31,6 @@ use crate::{
         KeepAlive, LegacyRequest, LegacyResponse, ResponseBody,
         admission::{AdmissionPermits, PendingAdmission},
         drive::CallSpan,
-        legacy_http::stream_response,
         observed_call::ObservedCall,
         reply::{call_error_outcome, record_call_error},
         route_context::RouteContext,

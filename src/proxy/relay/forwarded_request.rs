@@ -4,7 +4,10 @@
 //! If a server responds with an HTTP error or cannot be reached, published clients would wait for ever
 //! (`WIRE`, B 1, rule 19): the proxy sends them the JSON-RPC error with status 200.
 
-use super::requester::Requester;
+use super::{
+    legacy_http::{refuse_requests, stream_response},
+    requester::Requester,
+};
 use crate::{
     protocol::{
         ErrorObject, Frame, RequestId,
@@ -14,7 +17,6 @@ use crate::{
     proxy::{
         AccessSummary, LegacyResponse, ResponseBody,
         drive::CallSpan,
-        legacy_http::{refuse_requests, stream_response},
         observed_call::ObservedCall,
         reply::{call_error_outcome, origin_status, record_call_error},
         route_context::RouteContext,

@@ -11,6 +11,7 @@ mod deferred_head;
 pub(super) mod event_ids;
 mod forward;
 mod forwarded_request;
+pub(super) mod legacy_http;
 mod requester;
 mod response;
 mod session_stream;

@@ -340,7 +340,7 @@ fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default()
 }
 
-/// `proxy::legacy` of `proxy/legacy/mod.rs`, `proxy::reply` of `proxy/reply.rs`.
+/// `proxy::legacy` of `proxy/legacy/mod.rs`, `proxy::reply` of `proxy/reply/mod.rs`.
 fn module_of(file: &str) -> String {
     let path = file.trim_end_matches(".rs").replace('/', "::");
     path.strip_suffix("::mod").map_or_else(|| path.clone(), str::to_owned)

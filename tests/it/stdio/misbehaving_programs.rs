@@ -18,10 +18,11 @@ async fn a_process_that_does_not_read_costs_bounded_memory_and_blocks_no_other_c
     /// Calls of a megabyte that may wait for it, at most (16 MiB).
     const WAIT: usize = 16;
     let folder = tempfile::tempdir().expect("a folder");
-    // The first of its processes reads nothing behind the request by which its tools are listed.
+    // The first of its processes reads nothing behind the request by which its tools are listed. That comes before all calls.
     let first = folder.path().join("first");
     let proxy = Proxy::configured(&program(&format!("deaf, '{}'", first.display())));
     let client = proxy.client();
+    assert_eq!(client.ask("tools/list", json!({})).await.result()["tools"][0]["name"], "echo");
     let before = memory(proxy.child.id(), "RssAnon:");
     let large = arguments("echo", json!({ "ignored": "x".repeat(1 << 20) }));
     let calls = stream::iter(0..CALLS).map(|_| async {

@@ -17,7 +17,7 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Counts the tasks of former processes by their fates, for the log.
 #[derive(Debug, Default)]
-pub(super) struct OrphanReport {
+pub(in crate::proxy) struct OrphanReport {
     /// Locked only while a task is counted.
     counts: Mutex<OrphanSummary>,
     /// Notified whenever the fate of a task becomes known.
@@ -27,7 +27,7 @@ pub(super) struct OrphanReport {
 /// Counts one task of a former process, whose fate is not known yet. If this value is dropped without a fate,
 /// the task is left to the next process, and not counted.
 #[derive(Debug)]
-pub(super) struct OrphanFate {
+pub(in crate::proxy) struct OrphanFate {
     report: Arc<OrphanReport>,
     /// The count that includes the task at present.
     counts_as: OrphanState,
@@ -46,14 +46,14 @@ enum OrphanState {
 
 impl OrphanReport {
     /// Adds a task, whose fate is recorded on the returned value.
-    pub(super) fn add(self: &Arc<Self>) -> OrphanFate {
+    pub(in crate::proxy) fn add(self: &Arc<Self>) -> OrphanFate {
         self.counts.lock().pending += 1;
         OrphanFate { report: Arc::clone(self), counts_as: OrphanState::Pending }
     }
 
     /// Writes the report's lines as the fates become known; called once all tasks have been added. Ends when
     /// the drain time is over (`overdue`) at the latest.
-    pub(super) async fn emit(self: Arc<Self>, overdue: DrainWatch) {
+    pub(in crate::proxy) async fn emit(self: Arc<Self>, overdue: DrainWatch) {
         tokio::select! {
             biased;
             () = self.wait_until(|counts| counts.pending == 0) => {}
@@ -103,22 +103,22 @@ impl OrphanReport {
 
 impl OrphanFate {
     /// Counts the task as waiting for its caller's credentials.
-    pub(super) fn mark_waiting(&mut self) {
+    pub(in crate::proxy) fn mark_waiting(&mut self) {
         self.count_as(OrphanState::Waiting);
     }
 
     /// Counts the task as pending: its caller has sent a request, and the call is being resumed.
-    pub(super) fn mark_pending(&mut self) {
+    pub(in crate::proxy) fn mark_pending(&mut self) {
         self.count_as(OrphanState::Pending);
     }
 
     /// Counts the task as resumed: the server has continued the call.
-    pub(super) fn record_resumed(self) {
+    pub(in crate::proxy) fn record_resumed(self) {
         self.report.counts.lock().resumed += 1;
     }
 
     /// Counts the task as cancelled; `is_notified` is whether its server has received the cancellation.
-    pub(super) fn record_cancelled(self, is_notified: bool) {
+    pub(in crate::proxy) fn record_cancelled(self, is_notified: bool) {
         let mut counts = self.report.counts.lock();
         match is_notified {
             true => counts.cancelled += 1,
@@ -127,7 +127,7 @@ impl OrphanFate {
     }
 
     /// Counts the task by its state. An unfinished task is left to the next process.
-    pub(super) fn record_ended(self, state: &TaskState) {
+    pub(in crate::proxy) fn record_ended(self, state: &TaskState) {
         match state {
             TaskState::Completed { .. } => self.record_resumed(),
             TaskState::Failed { .. } => self.report.counts.lock().failed += 1,

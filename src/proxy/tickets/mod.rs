@@ -1,5 +1,9 @@
 //! Decides which clients get tickets, recognises calls of the ticket tools, and edits tool lists.
 
+pub(super) mod legacy_call;
+pub(super) mod modern_call;
+mod tool_call;
+
 use super::{LegacyRequest, route_context::RouteContext, session::LegacyClient};
 use crate::{
     bridge::{

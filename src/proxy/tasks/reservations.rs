@@ -2,13 +2,13 @@
 //! being stored. Together with the tasks in the store the reservations never exceed a quota, however slow the
 //! store is.
 
-use super::ledger::TaskAdmissionError;
+use super::quotas::TaskAdmissionError;
 use crate::{dialect::Principal, runtime::Mutex};
 use std::{collections::HashMap, sync::Arc};
 
 /// The reservations of all principals.
 #[derive(Debug, Default)]
-pub(super) struct Reservations(Mutex<ReservationCounts>);
+pub(in crate::proxy) struct Reservations(Mutex<ReservationCounts>);
 
 #[derive(Debug, Default)]
 struct ReservationCounts {
@@ -19,7 +19,7 @@ struct ReservationCounts {
 
 /// Space for one task of a principal; released when dropped.
 #[derive(Debug)]
-pub(super) struct Reservation {
+pub(in crate::proxy) struct Reservation {
     reservations: Arc<Reservations>,
     principal: Principal,
 }
@@ -32,7 +32,7 @@ impl Reservations {
     ///
     /// # Errors
     /// Those of `check_quota`.
-    pub(super) fn reserve(
+    pub(in crate::proxy) fn reserve(
         self: &Arc<Self>,
         principal: Principal,
         check_quota: impl FnOnce(usize, usize) -> Result<(), TaskAdmissionError>,
@@ -45,13 +45,13 @@ impl Reservations {
 
     /// Reserves space again for a call whose reservation was consumed by a record that the store did not
     /// take. Does not check the quotas, because the call already runs.
-    pub(super) fn restore(self: &Arc<Self>, principal: Principal) -> Reservation {
+    pub(in crate::proxy) fn restore(self: &Arc<Self>, principal: Principal) -> Reservation {
         self.0.lock().add(principal);
         Reservation { reservations: Arc::clone(self), principal }
     }
 
     /// Returns the number of reservations of one principal, and of all.
-    pub(super) fn counts(&self, principal: Principal) -> (usize, usize) {
+    pub(in crate::proxy) fn counts(&self, principal: Principal) -> (usize, usize) {
         let reserved = self.0.lock();
         (reserved.count_of(principal), reserved.total)
     }

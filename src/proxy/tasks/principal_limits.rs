@@ -6,7 +6,7 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use std::{num::NonZeroU32, sync::Arc};
 
 /// The limits on the task requests and listening streams of each principal.
-pub(super) struct PrincipalLimits {
+pub(in crate::proxy) struct PrincipalLimits {
     /// Limits requests about tasks, per second.
     polls: DefaultKeyedRateLimiter<Principal>,
     /// Limits look-ups of unknown tasks, per minute.
@@ -17,7 +17,7 @@ pub(super) struct PrincipalLimits {
 }
 
 /// A permit for one listening stream; released when dropped.
-pub(super) struct ListenPermit {
+pub(in crate::proxy) struct ListenPermit {
     open_streams: Arc<DashMap<Principal, usize>>,
     principal: Principal,
 }
@@ -26,7 +26,7 @@ pub(super) struct ListenPermit {
 
 impl PrincipalLimits {
     /// Creates the limits that these quotas configure, without any use so far.
-    pub(super) fn new(quotas: &TaskQuotas) -> Self {
+    pub(in crate::proxy) fn new(quotas: &TaskQuotas) -> Self {
         let at_least_one = |n| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
         Self {
             polls: RateLimiter::keyed(Quota::per_second(at_least_one(quotas.polls_per_second))),
@@ -37,22 +37,22 @@ impl PrincipalLimits {
     }
 
     /// Applies new quotas. Open streams are kept.
-    pub(super) fn reconfigured(&self, quotas: &TaskQuotas) -> Self {
+    pub(in crate::proxy) fn reconfigured(&self, quotas: &TaskQuotas) -> Self {
         Self { open_streams: Arc::clone(&self.open_streams), ..Self::new(quotas) }
     }
 
     /// Counts one more `tasks/*` request. Returns whether it is allowed now.
-    pub(super) fn try_poll(&self, principal: Principal) -> bool {
+    pub(in crate::proxy) fn try_poll(&self, principal: Principal) -> bool {
         self.polls.check_key(&principal).is_ok()
     }
 
     /// Counts one more look-up of an unknown task. Returns whether it is allowed now.
-    pub(super) fn try_miss(&self, principal: Principal) -> bool {
+    pub(in crate::proxy) fn try_miss(&self, principal: Principal) -> bool {
         self.misses.check_key(&principal).is_ok()
     }
 
     /// Returns a permit for one more listening stream; `None` if the principal has reached its limit.
-    pub(super) fn try_listen(&self, principal: Principal) -> Option<ListenPermit> {
+    pub(in crate::proxy) fn try_listen(&self, principal: Principal) -> Option<ListenPermit> {
         let mut open = self.open_streams.entry(principal).or_default();
         if *open >= self.listens_per_principal {
             drop(open);
@@ -64,7 +64,7 @@ impl PrincipalLimits {
     }
 
     /// Removes the rate-limit state of principals without recent requests.
-    pub(super) fn remove_idle(&self) {
+    pub(in crate::proxy) fn remove_idle(&self) {
         self.polls.retain_recent();
         self.misses.retain_recent();
     }

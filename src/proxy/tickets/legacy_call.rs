@@ -1,6 +1,7 @@
 //! Tickets for legacy clients: the tool list for ticket holders, and calls of the tools that take a ticket. A
-//! call that is answered with a ticket is made like a task ([`task_call`](super::task_call)).
+//! call that is answered with a ticket is made like a task (`legacy/task_call`).
 
+use super::tool_call::{ResultWatch, TicketCaller, TicketToolAnswer, WatchEvent, call_ticket_tool};
 use crate::{
     bridge::{offer, ticket},
     dialect::legacy::{self, ClientMessage},
@@ -8,13 +9,14 @@ use crate::{
     protocol::{ErrorObject, Frame, Kind, Method, ProgressHeartbeat, RequestId, sse},
     proxy::{
         AccessSummary, BodyPiece, DeliveryCommit, LegacyRequest, LegacyResponse, ResponseBody,
-        answers::ticket::{ResultWatch, TicketCaller, TicketToolAnswer, WatchEvent, call_ticket_tool},
-        legacy_http::{empty_response, result_response, stream_response, task_end_response},
-        relay::ResponseEdit,
+        relay::{
+            ResponseEdit,
+            legacy_http::{empty_response, result_response, stream_response, task_end_response},
+        },
         reply::record_call_error,
         route_context::RouteContext,
         session::{ClientDeclaration, LegacyClient, RequestRegistration},
-        task_watchers::InputFilter,
+        tasks::watchers::InputFilter,
         tickets,
     },
     task::{Record, view},
@@ -29,7 +31,11 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::Notify, time::timeout};
 
 /// Whether the request calls one of the proxy's ticket tools, which begin no new work.
-pub(super) fn is_ticket_call(shared: &RouteContext, client: &LegacyClient, request: &LegacyRequest) -> bool {
+pub(in crate::proxy) fn is_ticket_call(
+    shared: &RouteContext,
+    client: &LegacyClient,
+    request: &LegacyRequest,
+) -> bool {
     let [ClientMessage::Request { method: Method::ToolsCall, target: Some(tool), .. }] =
         &request.post.messages[..]
     else {
@@ -41,7 +47,11 @@ pub(super) fn is_ticket_call(shared: &RouteContext, client: &LegacyClient, reque
 
 /// Whether a request may have to be intercepted for tickets. Existing tickets stay valid after a reload of
 /// the configuration.
-pub(super) fn can_intercept(shared: &RouteContext, client: &LegacyClient, request: &LegacyRequest) -> bool {
+pub(in crate::proxy) fn can_intercept(
+    shared: &RouteContext,
+    client: &LegacyClient,
+    request: &LegacyRequest,
+) -> bool {
     match &request.post.messages[..] {
         [ClientMessage::Request { method: Method::ToolsList, .. }] => shared.route.has_tickets(),
         [ClientMessage::Request { method: Method::ToolsCall, target, .. }] => {
@@ -62,7 +72,7 @@ pub(super) fn can_intercept(shared: &RouteContext, client: &LegacyClient, reques
 
 /// Builds the edit of the response to `tools/list` that adds the ticket tools; it is applied after
 /// `previous_edit`.
-pub(super) fn edit_tool_list(
+pub(in crate::proxy) fn edit_tool_list(
     shared: &Arc<RouteContext>,
     client: &LegacyClient,
     (grant, membership): (TicketGrant, RolloutMembership),
@@ -87,7 +97,7 @@ pub(super) fn edit_tool_list(
 }
 
 /// Serves a call of one of the proxy's ticket tools; `None` for a tool of the server.
-pub(super) async fn serve(
+pub(in crate::proxy) async fn serve(
     shared: &Arc<RouteContext>,
     request: &LegacyRequest,
     client: &LegacyClient,
@@ -135,7 +145,11 @@ pub(super) async fn serve(
 /// Cancels the client's requests that wait for the result of a ticket (2025-11-25, *Cancellation*); the calls
 /// of the tickets continue. Returns whether all the requests were found; the server does not know these
 /// requests.
-pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, request: &LegacyRequest) -> bool {
+pub(in crate::proxy) fn cancel_waiting(
+    shared: &RouteContext,
+    client: &LegacyClient,
+    request: &LegacyRequest,
+) -> bool {
     let Some(session) = client.session else { return false };
     let mut all_found = true;
     for id in request.post.cancelled_ids() {

@@ -5,17 +5,17 @@
 //! and the stored offset between the two. The offset is stored by the sweep, and before a task is created or
 //! ends, because from then on a client relies on the task's times.
 
-use super::TaskLedger;
 use crate::{
     dialect::Principal,
     protocol::{ClockOffset, ClockReading},
+    proxy::TaskLedger,
 };
 use std::time::Duration;
 use tokio::sync::Mutex;
 
 /// The last clock reading in the store. Locked while another reading is being stored, so that readings are
 /// stored in order.
-pub(super) struct StoredClock(Mutex<Option<ClockReading>>);
+pub(in crate::proxy) struct StoredClock(Mutex<Option<ClockReading>>);
 
 /// How far the time line may be ahead of its stored time while there are tasks. If the process is killed and
 /// the wall clock is set back before the next start, tasks are kept longer by up to this time. Each update is
@@ -26,7 +26,7 @@ const CLOCK_STORE_INTERVAL: Duration = Duration::from_secs(60);
 
 impl StoredClock {
     /// Creates it with the reading that the former process stored, if there is one.
-    pub(super) fn new(stored: Option<ClockReading>) -> Self {
+    pub(in crate::proxy) fn new(stored: Option<ClockReading>) -> Self {
         Self(Mutex::new(stored))
     }
 }
@@ -35,13 +35,13 @@ impl TaskLedger {
     /// Stores the clock reading if the wall clock was stepped, or if the stored reading is older than
     /// [`CLOCK_STORE_INTERVAL`]. Called before a task is stored, because the next process needs the reading to
     /// interpret the task's times. A failure is logged, and the sweep tries again.
-    pub(super) async fn store_clock(&self) {
+    pub(in crate::proxy) async fn store_clock(&self) {
         self.store_clock_if(|stored, now| has_stepped(stored, now) || is_outdated(stored, now)).await;
     }
 
     /// Stores the clock reading like [`TaskLedger::store_clock`], but does not refresh an old reading while
     /// there are no tasks; called by the sweep.
-    pub(super) async fn refresh_clock(&self) {
+    pub(in crate::proxy) async fn refresh_clock(&self) {
         let has_tasks = || self.store.usage(Principal::ANONYMOUS.as_bytes()).tasks > 0;
         self.store_clock_if(|stored, now| {
             has_stepped(stored, now) || is_outdated(stored, now) && has_tasks()
@@ -50,7 +50,7 @@ impl TaskLedger {
     }
 
     /// Stores the current clock reading at the end of the process, if the store outlives it.
-    pub(super) async fn store_final_clock(&self) {
+    pub(in crate::proxy) async fn store_final_clock(&self) {
         if self.is_durable() {
             self.store_clock_if(|stored, now| stored != Some(now)).await;
         }

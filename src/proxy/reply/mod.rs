@@ -1,6 +1,12 @@
 //! Builds the reply to a call: from the server's response, or as a refusal or error of the proxy.
 
-use super::{AccessSummary, CallReply, DeliveryCommit, ReplyItem, TaskAdmissionError};
+mod access_summary;
+pub(super) mod call_reply;
+
+pub use access_summary::AccessSummary;
+pub use call_reply::{CallReply, DeliveryCommit, ReplyItem, ReplyStream};
+
+use super::tasks::TaskAdmissionError;
 use crate::{
     bridge::{elicit, plan},
     dialect::{Call, CallResponse, modern},
@@ -86,7 +92,7 @@ pub(super) fn call_end_reply(
     }
 }
 
-/// Determines the outcome of a call, for a waiting client or for a task. `missing_capability` is as in [`to_client`].
+/// Determines the outcome of a call, for a waiting client or for a task. `missing_capability` is as in [`call_end_reply`].
 pub(super) fn call_verdict(
     call: &Call,
     route: &Route,

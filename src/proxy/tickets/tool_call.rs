@@ -3,18 +3,20 @@
 //! Every response is a tool result. An invalid ticket is explained in the text of the result, because clients
 //! do not show JSON-RPC errors to the model.
 
-use super::TaskRefusal;
+use super::TicketOptions;
 use crate::{
     bridge::ticket::{self as tool, TicketAction, TicketToolNames},
     dialect::Principal,
     protocol::{InputRequest, Method, Payload},
     proxy::{
         AccessSummary, DeliveryCommit,
+        answers::{self, TaskRefusal},
         call_registry::{MailboxFull, MailboxMessage},
-        persist::STORE_RETRY_DELAY,
         route_context::RouteContext,
-        task_watchers::{InputFilter, TaskWatcher},
-        tickets::{self, TicketOptions},
+        tasks::{
+            persist::STORE_RETRY_DELAY,
+            watchers::{InputFilter, TaskWatcher},
+        },
     },
     runtime::{or_pending, wait_until},
     task::{Canceller, Record, TaskId, TaskPrincipal, TaskState, view::ticket},
@@ -113,10 +115,10 @@ pub(in crate::proxy) async fn call_ticket_tool(
         );
     };
     // The look-up is made for an invalid ticket as well, so that it counts as a miss.
-    let task = tickets::task_of_ticket(shared, &ticket);
+    let task = super::task_of_ticket(shared, &ticket);
     let task_id = task.as_ref().map(TaskId::as_str);
     let found =
-        super::look_up_task(shared, &Method::ToolsCall, task_id, &caller.owner, caller.principal).await;
+        answers::look_up_task(shared, &Method::ToolsCall, task_id, &caller.owner, caller.principal).await;
     let record = match found {
         Ok(record) => record,
         Err(refusal) => return refusal_answer(refusal),
@@ -141,7 +143,7 @@ async fn cancel_task(
         let summary = AccessSummary { shown_status: Some(status), origin, ..AccessSummary::default() };
         TicketToolAnswer::CallResult(Arc::clone(record), result, summary)
     };
-    match super::cancel_task(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await {
+    match answers::cancel_task(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await {
         Ok(Some(cancelled)) => respond(ticket::cancelled_result(&record.tool), cancelled.state.status()),
         Ok(None) => match shared.ledger.load(&record.id).await {
             Ok(Some(ended)) => {
@@ -180,7 +182,7 @@ impl ResultWatch {
         let input_filter = caller.input_filter.clone();
         let changes = shared.ledger.watchers.watch_result(&record.id, Some(input_filter.clone()))?;
         let receiver = match caller.accepts_messages && !record.state.is_ended() {
-            true => super::attach_waiter(shared, &record.id, Some(input_filter.clone())).ok()?,
+            true => answers::attach_waiter(shared, &record.id, Some(input_filter.clone())).ok()?,
             false => None,
         };
         Some(Self {
@@ -249,7 +251,7 @@ impl ResultWatch {
         if self.accepts_messages && self.messages.is_none() {
             // The call may have been resumed since.
             let input_filter = Some(self.input_filter.clone());
-            self.messages = super::attach_waiter(&self.shared, &self.task, input_filter).ok().flatten();
+            self.messages = answers::attach_waiter(&self.shared, &self.task, input_filter).ok().flatten();
         }
         if let TaskState::InputRequired { .. } = record.state {
             return Some(WatchEvent::InputRequired(record));

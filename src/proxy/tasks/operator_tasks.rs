@@ -4,10 +4,10 @@
 //! the beginning of its id, which is also in the log. The whole id is never shown, because an anonymous
 //! caller could fetch the result with it: 80 of its 128 bits stay secret.
 
-use super::{CallRegistry, TaskLedger, answers, recent_map::RecentMap};
 use crate::{
     dialect::Principal,
     protocol::ClockReading,
+    proxy::{CallRegistry, TaskLedger, answers, recent_map::RecentMap},
     store::StoreError,
     task::{Canceller, Record, TaskId},
 };

@@ -4,22 +4,15 @@
 //! with an `input_required` result, and its client retries with the responses (*Multi Round-Trip Requests*).
 //! The ticket identifies the running call, so that no `requestState` is needed.
 
-use super::{
-    CallReply, ReplyItem,
-    answers::{
-        extension,
-        ticket::{ResultWatch, TicketCaller, TicketToolAnswer, WatchEvent, call_ticket_tool},
-    },
-    call_reply::ReplySource,
-    reply,
-    route_context::RouteContext,
-    task_watchers::InputFilter,
-    tickets,
-};
+use super::tool_call::{ResultWatch, TicketCaller, TicketToolAnswer, WatchEvent, call_ticket_tool};
 use crate::{
     bridge::elicit,
     dialect::{Call, Caller, modern},
     protocol::{ErrorObject, Frame, InputRequest, ProgressHeartbeat},
+    proxy::{
+        CallReply, ReplyItem, answers::extension, reply, reply::call_reply::ReplySource,
+        route_context::RouteContext, tasks::watchers::InputFilter, tickets,
+    },
     task::{Record, view},
     telemetry::RequestOutcome,
     upstream::CallError,
@@ -29,7 +22,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// One call of a ticket tool (`deferral_result` or `deferral_cancel`) by a client of 2026-07-28.
-pub(super) struct TicketToolCall {
+pub(in crate::proxy) struct TicketToolCall {
     shared: Arc<RouteContext>,
     call: Arc<Call>,
     caller: Caller,
@@ -47,7 +40,7 @@ enum TicketStage {
 
 impl TicketToolCall {
     /// Creates the reply source for a call of a ticket tool; the first poll serves the call.
-    pub(super) fn new(shared: Arc<RouteContext>, call: Arc<Call>, caller: Caller) -> Self {
+    pub(in crate::proxy) fn new(shared: Arc<RouteContext>, call: Arc<Call>, caller: Caller) -> Self {
         Self { shared, call, caller, stage: TicketStage::Fresh }
     }
 
@@ -188,7 +181,12 @@ fn input_filter(caller: &Caller) -> InputFilter {
 }
 
 /// Adds the ticket tools to the reply to `tools/list`, if the caller is eligible for tickets.
-pub(super) fn add_ticket_tools(shared: &RouteContext, call: &Call, caller: &Caller, reply: &mut CallReply) {
+pub(in crate::proxy) fn add_ticket_tools(
+    shared: &RouteContext,
+    call: &Call,
+    caller: &Caller,
+    reply: &mut CallReply,
+) {
     let Some(grant) = tickets::modern_eligibility(shared, call, caller) else { return };
     let tool_list = Frame::parse(reply.body.clone()).ok();
     if let Some(edited) = tool_list.and_then(|tool_list| {

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 /// The calls that wait to be resumed with the credentials of their principals.
 #[derive(Default)]
-pub(super) struct PendingCredentials {
+pub(in crate::proxy) struct PendingCredentials {
     /// The waiting calls of each principal.
     waiting_calls: DashMap<Principal, Vec<oneshot::Sender<Credentials>>>,
     /// Credentials of requests that arrived before the recovery of tasks was complete, because their
@@ -34,14 +34,14 @@ const MAX_EARLY_CREDENTIALS: usize = 1024;
 impl PendingCredentials {
     /// Starts to remember the credentials of all requests; called before the recovery of tasks, when it is
     /// not known which principals are awaited.
-    pub(super) fn begin_recovery(&self) {
+    pub(in crate::proxy) fn begin_recovery(&self) {
         if self.early_credentials.lock().replace(HashMap::new()).is_none() {
             self.count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Drops the remembered credentials; called when the recovery has registered all waiting calls.
-    pub(super) fn end_recovery(&self) {
+    pub(in crate::proxy) fn end_recovery(&self) {
         if self.early_credentials.lock().take().is_some() {
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
@@ -49,7 +49,7 @@ impl PendingCredentials {
 
     /// Registers a call that waits for the credentials of this principal. The receiver resolves with the
     /// credentials of the principal's next request, or at once if they are remembered.
-    pub(super) fn wait_for(&self, principal: Principal) -> oneshot::Receiver<Credentials> {
+    pub(in crate::proxy) fn wait_for(&self, principal: Principal) -> oneshot::Receiver<Credentials> {
         let (sender, receiver) = oneshot::channel();
         self.waiting_calls.entry(principal).or_default().push(sender);
         self.count.fetch_add(1, Ordering::Relaxed);
@@ -67,7 +67,7 @@ impl PendingCredentials {
     }
 
     /// Removes the waiting calls of this principal whose receivers were dropped.
-    pub(super) fn remove_abandoned(&self, principal: Principal) {
+    pub(in crate::proxy) fn remove_abandoned(&self, principal: Principal) {
         self.waiting_calls.remove_if_mut(&principal, |_, senders| {
             let previous_len = senders.len();
             senders.retain(|sender| !sender.is_closed());
@@ -77,7 +77,11 @@ impl PendingCredentials {
     }
 
     /// Sends the credentials of a request to all calls that wait for this principal. Cheap if no call waits.
-    pub(super) fn provide_credentials(&self, principal: Principal, credentials: impl Fn() -> Credentials) {
+    pub(in crate::proxy) fn provide_credentials(
+        &self,
+        principal: Principal,
+        credentials: impl Fn() -> Credentials,
+    ) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }

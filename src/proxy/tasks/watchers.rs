@@ -13,14 +13,14 @@ use tokio::sync::Notify;
 /// Notifies watchers of changed tasks. A change is a flag, not a queued message: a slow watcher costs one
 /// entry for each task, and never misses the latest state.
 #[derive(Debug, Default)]
-pub(super) struct TaskWatchers {
+pub(in crate::proxy) struct TaskWatchers {
     subscribers: DashMap<TaskId, Vec<Arc<TaskSubscriber>>>,
 }
 
 /// Decides which input requests of a server a client can receive, by the capabilities that the client
 /// declared: a function of the request's method and params.
 #[derive(Clone)]
-pub(super) struct InputFilter(Arc<IsDeclared>);
+pub(in crate::proxy) struct InputFilter(Arc<IsDeclared>);
 
 type IsDeclared = dyn Fn(&Method, Option<&Bytes>) -> bool + Send + Sync;
 
@@ -49,11 +49,11 @@ enum SubscriberKind {
 
 /// Requests that may wait for the result of one task. Each costs a few KiB, and every change of the task
 /// wakes all of them.
-pub(super) const WAITERS_PER_TASK: usize = 64;
+pub(in crate::proxy) const WAITERS_PER_TASK: usize = 64;
 
 /// A subscription to changes of some tasks; ends when dropped.
 #[derive(Debug)]
-pub(super) struct TaskWatcher {
+pub(in crate::proxy) struct TaskWatcher {
     watchers: Arc<TaskWatchers>,
     subscriber: Arc<TaskSubscriber>,
     ids: Vec<TaskId>,
@@ -63,19 +63,19 @@ pub(super) struct TaskWatcher {
 
 impl TaskWatchers {
     /// Subscribes a client's stream to these tasks.
-    pub(super) fn watch(self: &Arc<Self>, ids: Vec<TaskId>) -> TaskWatcher {
+    pub(in crate::proxy) fn watch(self: &Arc<Self>, ids: Vec<TaskId>) -> TaskWatcher {
         self.subscribe(ids, Arc::default())
     }
 
     /// Subscribes the driver of the task's own call, which does not count as a watcher.
-    pub(super) fn watch_own(self: &Arc<Self>, id: TaskId) -> TaskWatcher {
+    pub(in crate::proxy) fn watch_own(self: &Arc<Self>, id: TaskId) -> TaskWatcher {
         self.subscribe(vec![id], TaskSubscriber::new(SubscriberKind::OwnCall))
     }
 
     /// Subscribes a request that waits for the result of a task; `None` if [`WAITERS_PER_TASK`] requests
     /// already wait. `input_filter` is given if the client may receive only input requests whose capability it
     /// declared.
-    pub(super) fn watch_result(
+    pub(in crate::proxy) fn watch_result(
         self: &Arc<Self>,
         id: &TaskId,
         input_filter: Option<InputFilter>,
@@ -103,20 +103,20 @@ impl TaskWatchers {
     }
 
     /// The number of client requests that watch or await a task.
-    pub(super) fn watcher_count(&self, id: &TaskId) -> usize {
+    pub(in crate::proxy) fn watcher_count(&self, id: &TaskId) -> usize {
         self.subscribers.get(id).map_or(0, |subscribers| {
             subscribers.iter().filter(|other| other.kind != SubscriberKind::OwnCall).count()
         })
     }
 
     /// Notifies all watchers of a task of a change that clients can see.
-    pub(super) fn notify(&self, id: &TaskId) {
+    pub(in crate::proxy) fn notify(&self, id: &TaskId) {
         self.wake(id, |_| true);
     }
 
     /// Wakes the requests that wait for the result of a task, so that they attach to its call, or check again
     /// which input requests they can receive.
-    pub(super) fn wake_waiters(&self, id: &TaskId) {
+    pub(in crate::proxy) fn wake_waiters(&self, id: &TaskId) {
         self.wake(id, |subscriber| subscriber.kind == SubscriberKind::Waiter);
     }
 
@@ -138,17 +138,19 @@ impl TaskWatchers {
 impl InputFilter {
     /// Creates it from a function that returns whether the client has the capability for a request with this
     /// method and these params.
-    pub(super) fn new(is_declared: impl Fn(&Method, Option<&Bytes>) -> bool + Send + Sync + 'static) -> Self {
+    pub(in crate::proxy) fn new(
+        is_declared: impl Fn(&Method, Option<&Bytes>) -> bool + Send + Sync + 'static,
+    ) -> Self {
         Self(Arc::new(is_declared))
     }
 
     /// Whether the client can receive this input request.
-    pub(super) fn allows(&self, request: &InputRequest) -> bool {
+    pub(in crate::proxy) fn allows(&self, request: &InputRequest) -> bool {
         self.allows_method(&request.kind().method(), request.params().as_ref())
     }
 
     /// Whether the client can receive a request with this method and these params.
-    pub(super) fn allows_method(&self, method: &Method, params: Option<&Bytes>) -> bool {
+    pub(in crate::proxy) fn allows_method(&self, method: &Method, params: Option<&Bytes>) -> bool {
         (self.0)(method, params)
     }
 }
@@ -171,7 +173,7 @@ impl TaskSubscriber {
 
 impl TaskWatcher {
     /// Waits until a watched task changes. Returns the changed tasks, at least one. Cancel safe.
-    pub(super) async fn changed(&self) -> Vec<TaskId> {
+    pub(in crate::proxy) async fn changed(&self) -> Vec<TaskId> {
         loop {
             let changed = std::mem::take(&mut *self.subscriber.changed.lock());
             if !changed.is_empty() {
@@ -182,7 +184,7 @@ impl TaskWatcher {
     }
 
     /// Whether another request that waits with a ticket for the same task can receive this input request.
-    pub(super) fn another_can_receive(&self, id: &TaskId, request: &InputRequest) -> bool {
+    pub(in crate::proxy) fn another_can_receive(&self, id: &TaskId, request: &InputRequest) -> bool {
         let can_receive = |subscriber: &Arc<TaskSubscriber>| {
             !Arc::ptr_eq(subscriber, &self.subscriber)
                 && subscriber.input_filter.as_ref().is_some_and(|filter| filter.allows(request))

@@ -1,6 +1,6 @@
 //! The messages that a client receives for one call.
 
-use super::AccessSummary;
+use crate::proxy::AccessSummary;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use http::{HeaderMap, StatusCode};
@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 pub type ReplyStream = BoxStream<'static, ReplyItem>;
 
 /// A source of the messages for one call.
-pub(super) trait ReplySource: Send + 'static {
+pub(in crate::proxy) trait ReplySource: Send + 'static {
     /// The next message. Cancel safe.
     fn next(&mut self) -> impl Future<Output = Option<ReplyItem>> + Send;
 }

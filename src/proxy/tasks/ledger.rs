@@ -5,20 +5,21 @@
 //! is neither shown nor acknowledged.
 
 use super::{
-    DeliveryCommit,
     anchor::{AnchorSeal, TaskAnchor},
+    drain_counts::{DrainCounts, PendingTaskGuard},
     fetch_metrics::FetchMetrics,
-    persist::NO_SPACE_EVENT_BYTES,
     principal_limits::PrincipalLimits,
-    reservations::{Reservation, Reservations},
+    quotas::{QuotaState, TaskAdmissionError, UnstoredBytes},
+    reservations::Reservation,
     store_clock::StoredClock,
     store_health::StoreHealth,
-    task_watchers::TaskWatchers,
+    watchers::TaskWatchers,
 };
 use crate::{
     dialect::Principal,
     policy::TaskQuotas,
     protocol::{ClockReading, ErrorObject, code},
+    proxy::DeliveryCommit,
     runtime::{Clock, DrainWatch, SwapCell},
     store::{
         self, DueTask, ListCursor, OrphanTask, RecordVersion, Store, StoreBounds, StoreError, StoreSecret,
@@ -30,58 +31,33 @@ use crate::{
 use bytes::Bytes;
 use dashmap::DashMap;
 use futures_util::future::BoxFuture;
-use std::{
-    panic::resume_unwind,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
-use tokio::sync::Notify;
+use std::{panic::resume_unwind, sync::Arc};
 use tokio_util::task::TaskTracker;
 
 /// The tasks of all routes: stores their records within the quotas, and holds the leases of those whose calls
 /// run in this process.
 pub struct TaskLedger {
     /// Where the task records are stored.
-    pub(super) store: Arc<dyn Store>,
+    pub(in crate::proxy) store: Arc<dyn Store>,
     /// The clock reading that the store has, for the next process.
-    pub(super) stored_clock: StoredClock,
+    pub(in crate::proxy) stored_clock: StoredClock,
     /// Seals resume anchors, if the store outlives the process.
     seal: Option<AnchorSeal>,
     health: StoreHealth,
-    quotas: SwapCell<TaskQuotas>,
-    pub(super) clock: Arc<dyn Clock>,
+    quotas: Arc<QuotaState>,
+    pub(in crate::proxy) clock: Arc<dyn Clock>,
     /// The rate limits of principals, and their listening streams.
-    pub(super) principal_limits: SwapCell<PrincipalLimits>,
+    pub(in crate::proxy) principal_limits: SwapCell<PrincipalLimits>,
     /// Clients and calls that are notified when a task changes.
-    pub(super) watchers: Arc<TaskWatchers>,
+    pub(in crate::proxy) watchers: Arc<TaskWatchers>,
     /// The tasks that this process owns: those whose calls it runs, and those that wait for credentials. A
     /// sharded map.
     leased: DashMap<TaskId, LeasedTask>,
-    /// Reservations for parked calls, and for tasks that are being stored.
-    reservations: Arc<Reservations>,
     /// Tracks changes by client requests, which run to their end even if the request is dropped.
     changes: TaskTracker,
-    /// Bytes of results that a failed store has not taken.
-    unstored_bytes: AtomicUsize,
-    /// Ended tasks whose results have not been fetched and would be lost with the process: shutdown waits for
-    /// them. Empty if the store outlives the process. Bounded by the number of tasks.
-    unfetched: DashMap<TaskId, ()>,
+    drain_counts: Arc<DrainCounts>,
     fetch_metrics: FetchMetrics,
-    /// Notified whenever an entry of `unfetched` is removed.
-    fetched: Notify,
-    /// The number of tasks created since the start of the process.
-    created: AtomicUsize,
-    /// The number of tasks left to the next process at shutdown.
-    released: AtomicUsize,
-    /// The number of tasks of a former process that wait for their callers' credentials: no call runs for
-    /// them.
-    pending: AtomicUsize,
 }
-
-/// Counts one task of a former process as waiting for its caller's credentials, until dropped.
-pub(super) struct PendingTaskGuard(Arc<TaskLedger>);
 
 /// The state of a task that this process owns.
 struct LeasedTask {
@@ -96,27 +72,10 @@ struct LeasedTask {
 /// This process's claim on a task whose call it runs. While the lease is held, the sweep renews the task.
 /// After it is dropped, the sweep ends a task that is still unfinished: its call is lost.
 pub struct TaskLease {
-    pub(super) ledger: Arc<TaskLedger>,
-    pub(super) id: TaskId,
+    pub(in crate::proxy) ledger: Arc<TaskLedger>,
+    pub(in crate::proxy) id: TaskId,
     /// Whether the task has been counted and logged ([`TaskLease::mark_created`]).
     is_counted: bool,
-}
-
-/// Bytes of a result that waits in memory for a failed store; subtracted from the total when dropped.
-pub(super) struct UnstoredBytes {
-    ledger: Arc<TaskLedger>,
-    bytes: usize,
-}
-
-/// The reason why a call cannot become a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TaskAdmissionError {
-    /// The name of the limit in the configuration.
-    #[error("no space for another task; the limit is {0}")]
-    Full(&'static str),
-    /// The store does not respond.
-    #[error("the task store does not answer; try again")]
-    StoreFailed,
 }
 
 /// The status message of a task whose latest change is not stored.
@@ -143,72 +102,66 @@ impl TaskLedger {
             seal: secret.map(AnchorSeal::new),
             health: StoreHealth::default(),
             principal_limits: PrincipalLimits::new(&quotas).into(),
-            quotas: quotas.into(),
+            quotas: Arc::new(QuotaState::new(quotas)),
             clock,
             watchers: Arc::new(TaskWatchers::default()),
             leased: DashMap::new(),
-            reservations: Arc::default(),
             changes: TaskTracker::new(),
-            unstored_bytes: AtomicUsize::new(0),
-            unfetched: DashMap::new(),
+            drain_counts: Arc::default(),
             fetch_metrics: FetchMetrics::default(),
-            fetched: Notify::new(),
-            created: AtomicUsize::new(0),
-            released: AtomicUsize::new(0),
-            pending: AtomicUsize::new(0),
         })
     }
 
     /// The number of tasks whose calls this process runs.
     pub fn working_count(&self) -> usize {
-        self.leased.len().saturating_sub(self.pending.load(Ordering::Relaxed))
+        self.leased.len().saturating_sub(self.drain_counts.pending())
     }
 
     /// The number of tasks created since the start of the process.
     pub fn created_count(&self) -> usize {
-        self.created.load(Ordering::Relaxed)
+        self.drain_counts.created()
     }
 
     /// The number of unfetched results that would be lost with the process; 0 if the store outlives it.
     pub fn unfetched_count(&self) -> usize {
-        self.unfetched.len()
+        self.drain_counts.unfetched()
     }
 
     /// Resolves when every result that would be lost with the process has been fetched or has expired.
     pub async fn wait_until_all_fetched(&self) {
-        loop {
-            let fetched = self.fetched.notified();
-            if self.unfetched.is_empty() {
-                return;
-            }
-            fetched.await;
-        }
+        self.drain_counts.wait_until_all_fetched().await;
+    }
+
+    /// Excludes a task from [`TaskLedger::working_count`] while it waits for its caller's credentials, until
+    /// the guard is dropped.
+    pub(in crate::proxy) fn count_pending(&self) -> PendingTaskGuard {
+        self.drain_counts.count_pending()
+    }
+
+    /// Counts a task that is left to the next process.
+    pub(in crate::proxy) fn count_released(&self) {
+        self.drain_counts.count_released();
+    }
+
+    /// The number of tasks left to the next process.
+    pub fn released_count(&self) -> usize {
+        self.drain_counts.released()
     }
 
     /// Counts a response that shows the task to a client. If the task has ended, returns the commit with
     /// which the result counts as fetched.
-    pub(super) fn record_shown(self: &Arc<Self>, record: &Record) -> Option<DeliveryCommit> {
+    pub(in crate::proxy) fn record_shown(self: &Arc<Self>, record: &Record) -> Option<DeliveryCommit> {
         self.fetch_metrics.task_shown(&record.id);
         record.state.is_ended().then(|| self.delivery_commit(&record.id))
     }
 
     /// Creates the delivery commit for the end of a task: once it is confirmed, the result counts as fetched.
-    pub(super) fn delivery_commit(self: &Arc<Self>, id: &TaskId) -> DeliveryCommit {
+    pub(in crate::proxy) fn delivery_commit(self: &Arc<Self>, id: &TaskId) -> DeliveryCommit {
         let (ledger, id) = (Arc::clone(self), id.clone());
-        DeliveryCommit::new(move || ledger.mark_fetched(&id))
-    }
-
-    /// Records that the task's result has been fetched.
-    fn mark_fetched(&self, id: &TaskId) {
-        self.fetch_metrics.task_fetched(id);
-        self.remove_unfetched(id);
-    }
-
-    /// Removes a task whose result was fetched or no longer exists from the unfetched ones.
-    fn remove_unfetched(&self, id: &TaskId) {
-        if self.unfetched.remove(id).is_some() {
-            self.fetched.notify_waiters();
-        }
+        DeliveryCommit::new(move || {
+            ledger.fetch_metrics.task_fetched(&id);
+            ledger.drain_counts.remove_unfetched(&id);
+        })
     }
 
     /// Reserves space for a new task within the quotas, and stores it. The task's call runs in this process.
@@ -225,20 +178,17 @@ impl TaskLedger {
     ///
     /// # Errors
     /// The reservation, if a quota is full or the store fails: the call continues without a task.
-    pub(super) async fn admit_parked(
+    pub(in crate::proxy) async fn admit_parked(
         self: &Arc<Self>,
         record: Record,
         reservation: Reservation,
     ) -> Result<TaskLease, Reservation> {
         let principal = principal_of(&record.owner.principal);
-        let (reserved_by_principal, reserved) = self.reservations.counts(principal);
-        match self.check_quota(principal, reserved_by_principal.saturating_sub(1), reserved.saturating_sub(1))
-        {
-            Ok(()) => {}
-            Err(_full) => return Err(reservation),
+        if self.quotas.check_reserved(principal, self.store.usage(principal.as_bytes())).is_err() {
+            return Err(reservation);
         }
         let inserted = self.insert(record, reservation).await;
-        inserted.map_err(|_no_room| self.reservations.restore(principal))
+        inserted.map_err(|_no_room| self.quotas.restore(principal))
     }
 
     /// Stores a new task with its reservation, which is released once the store counts the task.
@@ -266,9 +216,37 @@ impl TaskLedger {
     ///
     /// # Errors
     /// [`TaskAdmissionError::Full`].
-    pub(super) fn reserve(&self, principal: Principal) -> Result<Reservation, TaskAdmissionError> {
-        let check = |of_principal, total| self.check_quota(principal, of_principal, total);
-        self.reservations.reserve(principal, check)
+    pub(in crate::proxy) fn reserve(&self, principal: Principal) -> Result<Reservation, TaskAdmissionError> {
+        self.quotas.reserve(principal, || self.store.usage(principal.as_bytes()))
+    }
+
+    /// The current quotas.
+    pub(in crate::proxy) fn quotas(&self) -> TaskQuotas {
+        self.quotas.current()
+    }
+
+    /// Applies new quotas. Existing tasks are kept even if they exceed the new quotas.
+    pub fn set_quotas(&self, quotas: TaskQuotas) {
+        if self.quotas() != quotas {
+            let TaskQuotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
+            self.store.set_bounds(StoreBounds { stored_bytes, stored_bytes_per_principal });
+            self.principal_limits.set(self.principal_limits.load().reconfigured(&quotas));
+            self.quotas.set(quotas);
+        }
+    }
+
+    /// Counts the bytes of a result that is kept in memory until a failed store takes it.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] if all such results together would exceed `limits.stored_bytes`.
+    pub(in crate::proxy) fn buffer_result(&self, bytes: usize) -> Result<UnstoredBytes, StoreError> {
+        self.quotas.buffer_result(bytes)
+    }
+
+    /// Logs and counts that a storage limit refused a change of a task.
+    pub(in crate::proxy) fn log_quota_full(&self, id: &TaskId, limit: &str) {
+        let owner = self.last_stored(id).map_or([0; 16], |record| record.owner.principal);
+        QuotaExceeded { limit, principal: &principal_of(&owner) }.emit();
     }
 
     /// Runs a change of a task, and the actions that follow from it, to the end, even if the request that
@@ -276,7 +254,7 @@ impl TaskLedger {
     ///
     /// # Errors
     /// Those of `change`; [`StoreError::Unavailable`] if the process ends first.
-    pub(super) async fn run_to_end<T: Send + 'static>(
+    pub(in crate::proxy) async fn run_to_end<T: Send + 'static>(
         &self,
         change: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
@@ -291,7 +269,7 @@ impl TaskLedger {
 
     /// Waits in the background until a task is stored, and then discards it: no client has its handle. The
     /// returned future resolves when the task is discarded; dropping the future does not stop the work.
-    pub(super) fn discard_once_stored<E: Send + 'static>(
+    pub(in crate::proxy) fn discard_once_stored<E: Send + 'static>(
         &self,
         storing: BoxFuture<'static, Result<TaskLease, E>>,
     ) -> BoxFuture<'static, ()> {
@@ -301,57 +279,6 @@ impl TaskLedger {
             }
         });
         Box::pin(async move { drop(discarded.await) })
-    }
-
-    /// The current quotas.
-    pub(super) fn quotas(&self) -> TaskQuotas {
-        **self.quotas.load()
-    }
-
-    /// Applies new quotas. Existing tasks are kept even if they exceed the new quotas.
-    pub fn set_quotas(&self, quotas: TaskQuotas) {
-        if self.quotas() != quotas {
-            let TaskQuotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
-            self.store.set_bounds(StoreBounds { stored_bytes, stored_bytes_per_principal });
-            self.principal_limits.set(self.principal_limits.load().reconfigured(&quotas));
-            self.quotas.set(quotas);
-        }
-    }
-
-    /// Checks whether a principal may have one more task, in addition to the stored tasks and to the existing
-    /// reservations: `reserved_by_principal` of them are the principal's, `total` all.
-    ///
-    /// # Errors
-    /// [`TaskAdmissionError::Full`], which is logged and counted.
-    fn check_quota(
-        &self,
-        principal: Principal,
-        reserved_by_principal: usize,
-        reserved: usize,
-    ) -> Result<(), TaskAdmissionError> {
-        let usage = self.store.usage(principal.as_bytes());
-        let quotas = self.quotas();
-        let checks = [
-            (
-                "limits.tasks_per_principal",
-                usage.tasks_of_principal + reserved_by_principal,
-                quotas.tasks_per_principal,
-            ),
-            ("limits.tasks", usage.tasks + reserved, quotas.tasks),
-            ("limits.stored_bytes", usage.stored_bytes, quotas.stored_bytes),
-            (
-                "limits.stored_bytes_per_principal",
-                usage.stored_bytes_of_principal,
-                quotas.stored_bytes_per_principal,
-            ),
-        ];
-        match checks.into_iter().find(|(_, used, limit)| used >= limit) {
-            None => Ok(()),
-            Some((limit, ..)) => {
-                QuotaExceeded { limit, principal: &principal }.emit();
-                Err(TaskAdmissionError::Full(limit))
-            }
-        }
     }
 
     /// Whether the last operation of the store failed.
@@ -371,7 +298,7 @@ impl TaskLedger {
     }
 
     /// The current time for tasks, with the offset of the wall clock.
-    pub(super) fn now(&self) -> ClockReading {
+    pub(in crate::proxy) fn now(&self) -> ClockReading {
         self.clock.reading()
     }
 
@@ -379,7 +306,7 @@ impl TaskLedger {
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
-    pub(super) async fn recent(
+    pub(in crate::proxy) async fn recent(
         &self,
         is_ended: bool,
         below: Option<u64>,
@@ -390,7 +317,7 @@ impl TaskLedger {
     }
 
     /// Returns whether this process owns a task, and whether a change of the task waits for the store.
-    pub(super) fn lease_status(&self, id: &TaskId) -> (bool, bool) {
+    pub(in crate::proxy) fn lease_status(&self, id: &TaskId) -> (bool, bool) {
         self.leased.get(id).map_or((false, false), |leased| (true, leased.has_unstored))
     }
 
@@ -403,7 +330,11 @@ impl TaskLedger {
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
-    pub(super) async fn store_anchor(&self, id: &TaskId, anchor: &TaskAnchor) -> Result<(), StoreError> {
+    pub(in crate::proxy) async fn store_anchor(
+        &self,
+        id: &TaskId,
+        anchor: &TaskAnchor,
+    ) -> Result<(), StoreError> {
         let sealed = self.seal.as_ref().map(|seal| seal.seal(id, anchor));
         let stored = self.store.anchor(id, sealed).await;
         stored.inspect_err(|error| self.log_failure("storing an anchor", error))
@@ -411,7 +342,7 @@ impl TaskLedger {
 
     /// Decrypts the stored anchor of a task. `None` if there is no anchor or no secret, or if the anchor was
     /// sealed with another secret.
-    pub(super) fn open_anchor(&self, id: &TaskId, sealed: Option<&Bytes>) -> Option<TaskAnchor> {
+    pub(in crate::proxy) fn open_anchor(&self, id: &TaskId, sealed: Option<&Bytes>) -> Option<TaskAnchor> {
         self.seal.as_ref()?.open(id, sealed?)
     }
 
@@ -419,26 +350,9 @@ impl TaskLedger {
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
-    pub(super) async fn remove_anchor(&self, id: &TaskId) -> Result<(), StoreError> {
+    pub(in crate::proxy) async fn remove_anchor(&self, id: &TaskId) -> Result<(), StoreError> {
         let stored = self.store.anchor(id, None).await;
         stored.inspect_err(|error| self.log_failure("removing an anchor", error))
-    }
-
-    /// Excludes a task from [`TaskLedger::working_count`] while it waits for its caller's credentials, until the
-    /// guard is dropped.
-    pub(super) fn count_pending(self: &Arc<Self>) -> PendingTaskGuard {
-        self.pending.fetch_add(1, Ordering::Relaxed);
-        PendingTaskGuard(Arc::clone(self))
-    }
-
-    /// Counts a task that is left to the next process.
-    pub(super) fn count_released(&self) {
-        self.released.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The number of tasks left to the next process.
-    pub fn released_count(&self) -> usize {
-        self.released.load(Ordering::Relaxed)
     }
 
     /// Waits for running changes by client requests, stores the clock, and closes the store, which flushes
@@ -451,7 +365,11 @@ impl TaskLedger {
     }
 
     /// Takes the lease of an orphaned task of a former process. `record` is the task as found in the store.
-    pub(super) fn adopt(self: &Arc<Self>, version: RecordVersion, record: &Arc<Record>) -> TaskLease {
+    pub(in crate::proxy) fn adopt(
+        self: &Arc<Self>,
+        version: RecordVersion,
+        record: &Arc<Record>,
+    ) -> TaskLease {
         let leased = LeasedTask { version, record: Arc::clone(record), has_unstored: false };
         if !record.state.is_ended() {
             self.fetch_metrics.task_adopted(record);
@@ -465,7 +383,7 @@ impl TaskLedger {
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
-    pub(super) async fn load_leased(&self, id: &TaskId) -> Result<Option<Arc<Record>>, StoreError> {
+    pub(in crate::proxy) async fn load_leased(&self, id: &TaskId) -> Result<Option<Arc<Record>>, StoreError> {
         let found = self.store.load(id).await;
         let found = found.inspect_err(|error| self.log_failure("loading a task", error))?;
         Ok(found.map(|(version, record)| {
@@ -478,7 +396,7 @@ impl TaskLedger {
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
-    pub(super) async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
+    pub(in crate::proxy) async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
         let found = self.store.take_orphans(limit).await;
         found.inspect_err(|error| self.log_failure("looking for tasks of a former process", error))
     }
@@ -500,20 +418,6 @@ impl TaskLedger {
         }
     }
 
-    /// Counts the bytes of a result that is kept in memory until a failed store takes it. Small events are
-    /// always allowed.
-    ///
-    /// # Errors
-    /// [`StoreError::Full`] if all such results together would exceed `limits.stored_bytes`.
-    pub(super) fn buffer_result(self: &Arc<Self>, bytes: usize) -> Result<UnstoredBytes, StoreError> {
-        let buffered = UnstoredBytes { ledger: Arc::clone(self), bytes };
-        let previous = self.unstored_bytes.fetch_add(bytes, Ordering::Relaxed);
-        match bytes > NO_SPACE_EVENT_BYTES && previous.saturating_add(bytes) > self.quotas().stored_bytes {
-            true => Err(StoreError::Full("limits.stored_bytes")),
-            false => Ok(buffered),
-        }
-    }
-
     /// Logs a failure of the store, once a minute. A limit of the configuration is not a failure, and is
     /// logged by the caller; a full disk affects every operation.
     pub(crate) fn log_failure(&self, operation: &str, error: &StoreError) {
@@ -526,12 +430,6 @@ impl TaskLedger {
                 self.health.record_failure(operation, error, self.clock.now())
             }
         }
-    }
-
-    /// Logs and counts that a storage limit refused a change of a task.
-    pub(super) fn log_quota_full(&self, id: &TaskId, limit: &str) {
-        let owner = self.last_stored(id).map_or([0; 16], |record| record.owner.principal);
-        QuotaExceeded { limit, principal: &principal_of(&owner) }.emit();
     }
 
     /// Loads the record of a task; `None` if there is no such task. While the store does not respond, returns
@@ -566,7 +464,7 @@ impl TaskLedger {
     }
 
     /// Sets whether a change of the task waits for the store.
-    pub(super) fn set_unstored(&self, id: &TaskId, is_unstored: bool) {
+    pub(in crate::proxy) fn set_unstored(&self, id: &TaskId, is_unstored: bool) {
         if let Some(mut leased) = self.leased.get_mut(id) {
             leased.has_unstored = is_unstored;
         }
@@ -580,14 +478,14 @@ impl TaskLedger {
         let is_result = matches!(event, TaskEvent::Returned { .. } | TaskEvent::Failed { .. });
         if is_result && !self.is_durable() {
             // Inserted before any client can fetch it.
-            self.unfetched.insert(id.clone(), ());
+            self.drain_counts.insert_unfetched(id.clone());
         }
         if event.is_end() {
             self.store_clock().await;
         }
         let updated = store::update(&*self.store, id, event, self.clock.timestamp()).await;
         if is_result && !matches!(updated, Ok(UpdateOutcome::Applied { .. })) {
-            self.remove_unfetched(id);
+            self.drain_counts.remove_unfetched(id);
         }
         let updated = updated.inspect_err(|error| self.log_failure("updating a task", error))?;
         if let UpdateOutcome::Applied { before, after, version, effects } = &updated {
@@ -637,7 +535,11 @@ impl TaskLedger {
     /// Renews working tasks and removes expired ones. A working task without a lease has lost its call, and
     /// ends, unless the proxy is `stopping`: then the task may belong to the next process. Called
     /// periodically.
-    pub(super) async fn sweep(&self, batch: usize, stopping: &DrainWatch) -> Result<usize, StoreError> {
+    pub(in crate::proxy) async fn sweep(
+        &self,
+        batch: usize,
+        stopping: &DrainWatch,
+    ) -> Result<usize, StoreError> {
         let now = self.clock.timestamp();
         let due = self.store.due(now, batch).await?;
         let mut failed = None;
@@ -661,7 +563,7 @@ impl TaskLedger {
         if is_ended {
             self.store.remove(id).await?;
             self.fetch_metrics.task_expired(id);
-            self.remove_unfetched(id);
+            self.drain_counts.remove_unfetched(id);
             tracing::debug!(target: "deferral::task", event = "forgotten", task = %id.tag());
         } else if self.leased.contains_key(id) {
             self.change(id, &TaskEvent::TtlRenewed).await?;
@@ -688,7 +590,7 @@ impl TaskLease {
         let (task, route, tool) = (self.id.tag(), &record.owner.route, &record.tool);
         TaskCreated { task: &task, route, tool, principal: &principal }.emit();
         self.ledger.fetch_metrics.task_created(&record);
-        self.ledger.created.fetch_add(1, Ordering::Relaxed);
+        self.ledger.drain_counts.count_created();
     }
 
     /// Removes a task whose handle reached no client; if it was counted, its end is logged as cancelled. If
@@ -698,7 +600,7 @@ impl TaskLease {
             Ok(()) => {
                 let record = self.ledger.last_stored(&self.id);
                 self.ledger.fetch_metrics.task_discarded(&self.id);
-                self.ledger.remove_unfetched(&self.id);
+                self.ledger.drain_counts.remove_unfetched(&self.id);
                 if let Some(record) = record.filter(|record| self.is_counted && !record.state.is_ended()) {
                     let age = self.ledger.clock.timestamp().since(record.created);
                     let end =
@@ -720,24 +622,8 @@ impl Drop for TaskLease {
     }
 }
 
-// === impl PendingTaskGuard ===
-
-impl Drop for PendingTaskGuard {
-    fn drop(&mut self) {
-        self.0.pending.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-// === impl UnstoredBytes ===
-
-impl Drop for UnstoredBytes {
-    fn drop(&mut self) {
-        self.ledger.unstored_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
 /// The event that fails a task whose call no process runs any more (`OUTCOME_UNKNOWN`).
-pub(super) fn lost_call_event() -> TaskEvent {
+pub(in crate::proxy) fn lost_call_event() -> TaskEvent {
     let error = ErrorObject::new(code::OUTCOME_UNKNOWN, LOST_CALL_MESSAGE);
     TaskEvent::Failed { error: error.as_bytes().clone(), message: Some(LOST_CALL_MESSAGE.to_owned()) }
 }

@@ -1,7 +1,9 @@
 //! The periodic sweep: renews leases, and removes expired results.
 
-use super::{Endpoint, TaskLedger};
-use crate::runtime::DrainWatch;
+use crate::{
+    proxy::{Endpoint, TaskLedger},
+    runtime::DrainWatch,
+};
 use std::{sync::Arc, time::Duration};
 use tokio::time::{MissedTickBehavior, interval};
 

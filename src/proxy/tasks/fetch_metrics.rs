@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Records in metrics how clients fetch the results of tasks. Holds one entry of a few hundred bytes for each
 /// task whose result has not been fetched; bounded by the number of tasks.
 #[derive(Default)]
-pub(super) struct FetchMetrics(DashMap<TaskId, UnfetchedTask>);
+pub(in crate::proxy) struct FetchMetrics(DashMap<TaskId, UnfetchedTask>);
 
 /// A task whose result has not been fetched.
 struct UnfetchedTask {
@@ -25,7 +25,7 @@ struct UnfetchedTask {
 
 impl FetchMetrics {
     /// Records a new task.
-    pub(super) fn task_created(&self, record: &Record) {
+    pub(in crate::proxy) fn task_created(&self, record: &Record) {
         if record.view == TaskView::Ticket {
             metrics::record_ticket(&record.owner.route, TicketOutcome::Issued);
         }
@@ -33,20 +33,20 @@ impl FetchMetrics {
     }
 
     /// Records a task that this process has taken over from a former process.
-    pub(super) fn task_adopted(&self, record: &Record) {
+    pub(in crate::proxy) fn task_adopted(&self, record: &Record) {
         let (route, is_ticket) = (Arc::clone(&record.owner.route), record.view == TaskView::Ticket);
         self.0.insert(record.id.clone(), UnfetchedTask { route, is_ticket, polls: 0 });
     }
 
     /// Counts a response that shows the task to a client.
-    pub(super) fn task_shown(&self, id: &TaskId) {
+    pub(in crate::proxy) fn task_shown(&self, id: &TaskId) {
         if let Some(mut task) = self.0.get_mut(id) {
             task.polls = task.polls.saturating_add(1);
         }
     }
 
     /// Records that a client has received the result, and reports the number of polls.
-    pub(super) fn task_fetched(&self, id: &TaskId) {
+    pub(in crate::proxy) fn task_fetched(&self, id: &TaskId) {
         let Some((_, UnfetchedTask { route, is_ticket, polls })) = self.0.remove(id) else { return };
         metrics::record_task_fetched(&route, polls);
         if is_ticket {
@@ -55,12 +55,12 @@ impl FetchMetrics {
     }
 
     /// Removes a cancelled task: there is no result to fetch.
-    pub(super) fn task_cancelled(&self, id: &TaskId) {
+    pub(in crate::proxy) fn task_cancelled(&self, id: &TaskId) {
         self.0.remove(id);
     }
 
     /// Records that the retention of the task is over and no client has fetched its result.
-    pub(super) fn task_expired(&self, id: &TaskId) {
+    pub(in crate::proxy) fn task_expired(&self, id: &TaskId) {
         let Some((_, UnfetchedTask { route, is_ticket, .. })) = self.0.remove(id) else { return };
         metrics::record_uncollected_result(&route);
         if is_ticket {
@@ -69,7 +69,7 @@ impl FetchMetrics {
     }
 
     /// Removes a task that was discarded before its handle reached a client.
-    pub(super) fn task_discarded(&self, id: &TaskId) {
+    pub(in crate::proxy) fn task_discarded(&self, id: &TaskId) {
         self.0.remove(id);
     }
 }

@@ -1,12 +1,12 @@
 //! One HTTP request of a legacy client, and its response.
 
-use super::{AccessSummary, DeliveryCommit};
 use crate::{
     dialect::{
         Principal,
         legacy::{self, LegacyPost},
     },
     protocol::{ErrorObject, Frame, Payload, RequestId, TraceContext, accept::event_stream},
+    proxy::{AccessSummary, DeliveryCommit},
     telemetry::RequestOutcome,
     upstream::ClientSession,
 };
@@ -95,12 +95,12 @@ pub enum BodyContinuation {
 
 impl BodyPiece {
     /// A piece that is followed by others.
-    pub(super) fn from_bytes(bytes: Bytes) -> Self {
+    pub(in crate::proxy) fn from_bytes(bytes: Bytes) -> Self {
         Self { bytes, summary: None, continuation: BodyContinuation::More, commit: None }
     }
 
     /// The last piece of a body, with the summary for the access log.
-    pub(super) fn last(bytes: Bytes, summary: AccessSummary) -> Self {
+    pub(in crate::proxy) fn last(bytes: Bytes, summary: AccessSummary) -> Self {
         Self { summary: Some(summary), continuation: BodyContinuation::End, ..Self::from_bytes(bytes) }
     }
 
@@ -114,30 +114,34 @@ impl BodyPiece {
 
 impl LegacyRequest {
     /// The params of the message; `None` if the body is not a single message with params.
-    pub(super) fn params(&self) -> Option<&Payload> {
+    pub(in crate::proxy) fn params(&self) -> Option<&Payload> {
         self.message.as_ref()?.params()
     }
 
     /// The client's session and credentials, with which the proxy sends its own requests in that session.
-    pub(super) fn client_session(&self) -> ClientSession {
+    pub(in crate::proxy) fn client_session(&self) -> ClientSession {
         ClientSession { principal: self.principal, query: self.query.clone(), headers: self.headers.clone() }
     }
 }
 
 /// A response with a result of the proxy.
-pub(super) fn result_response(id: &RequestId, result: &[u8], summary: AccessSummary) -> LegacyResponse {
+pub(in crate::proxy) fn result_response(
+    id: &RequestId,
+    result: &[u8],
+    summary: AccessSummary,
+) -> LegacyResponse {
     json_response(legacy::success_response(id, result), summary)
 }
 
 /// A response in which the proxy refuses one request: a JSON-RPC error with HTTP status 200.
-pub(super) fn refusal_response(id: &RequestId, error: &ErrorObject) -> LegacyResponse {
+pub(in crate::proxy) fn refusal_response(id: &RequestId, error: &ErrorObject) -> LegacyResponse {
     let summary = AccessSummary::failed(RequestOutcome::Refused, error);
     refuse_requests(StatusCode::OK, std::slice::from_ref(id), error, summary)
 }
 
 /// A response in which the proxy refuses these requests, each with the same error. Without requests the error
 /// has no id, and clients see only the HTTP status.
-pub(super) fn refuse_requests(
+pub(in crate::proxy) fn refuse_requests(
     status: StatusCode,
     requests: &[RequestId],
     error: &ErrorObject,
@@ -147,7 +151,7 @@ pub(super) fn refuse_requests(
 }
 
 /// A response with this JSON body and status 200.
-pub(super) fn json_response(body: Bytes, summary: AccessSummary) -> LegacyResponse {
+pub(in crate::proxy) fn json_response(body: Bytes, summary: AccessSummary) -> LegacyResponse {
     let headers = HeaderMap::from_iter([
         (CONTENT_TYPE, HeaderValue::from_static("application/json")),
         (CONTENT_LENGTH, body.len().into()),
@@ -156,7 +160,7 @@ pub(super) fn json_response(body: Bytes, summary: AccessSummary) -> LegacyRespon
 }
 
 /// A response with this JSON body and status 200. `commit` is given if the body contains the end of a task.
-pub(super) fn task_end_response(
+pub(in crate::proxy) fn task_end_response(
     body: Bytes,
     summary: AccessSummary,
     commit: Option<DeliveryCommit>,
@@ -171,7 +175,7 @@ pub(super) fn task_end_response(
 }
 
 /// The response to a message that is not a request, or to a request without a result.
-pub(super) fn empty_response(status: StatusCode) -> LegacyResponse {
+pub(in crate::proxy) fn empty_response(status: StatusCode) -> LegacyResponse {
     LegacyResponse {
         status,
         headers: HeaderMap::new(),
@@ -180,6 +184,6 @@ pub(super) fn empty_response(status: StatusCode) -> LegacyResponse {
 }
 
 /// A response with this body as an event stream of the proxy.
-pub(super) fn stream_response(body: ResponseBody) -> LegacyResponse {
+pub(in crate::proxy) fn stream_response(body: ResponseBody) -> LegacyResponse {
     LegacyResponse { status: StatusCode::OK, headers: event_stream(), body }
 }

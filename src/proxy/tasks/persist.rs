@@ -6,7 +6,10 @@
 //! with a status message that says so. A result that exceeds a limit does not wait: its task fails with an
 //! error that names the limit.
 
-use super::ledger::{TaskLease, TaskLedger, UnstoredBytes};
+use super::{
+    ledger::{TaskLease, TaskLedger},
+    quotas::{NO_SPACE_EVENT_BYTES, UnstoredBytes},
+};
 use crate::{
     protocol::{ErrorObject, code},
     runtime::DrainWatch,
@@ -18,10 +21,10 @@ use tokio::time::sleep;
 
 /// The longest pause before a failed store is tried again. A longer pause would only delay results; a shorter
 /// one would fill the log.
-pub(super) const STORE_RETRY_DELAY: Duration = Duration::from_secs(5);
+pub(in crate::proxy) const STORE_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The first pause; each further one is twice as long. Most failures are short.
-pub(super) const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
+pub(in crate::proxy) const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 // === impl TaskLease ===
 
@@ -43,7 +46,7 @@ impl TaskLease {
 /// # Errors
 /// [`StoreError::Full`] if there is no space for an event that may be dropped, such as an input request; any
 /// other error if the process ends first: then the event is lost.
-pub(super) async fn persist(
+pub(in crate::proxy) async fn persist(
     ledger: Arc<TaskLedger>,
     id: TaskId,
     mut event: TaskEvent,
@@ -100,7 +103,7 @@ pub(super) async fn persist(
 ///
 /// # Errors
 /// [`StoreError::Full`] if there is no space for an input request.
-pub(super) fn buffer_event(
+pub(in crate::proxy) fn buffer_event(
     ledger: &Arc<TaskLedger>,
     id: &TaskId,
     event: TaskEvent,
@@ -150,9 +153,6 @@ fn result_bytes(event: &TaskEvent) -> Option<usize> {
         _ => None,
     }
 }
-
-/// An upper bound of the size of [`no_space_event`], in bytes. Events up to this size are always buffered.
-pub(super) const NO_SPACE_EVENT_BYTES: usize = 512;
 
 /// The event that fails a task whose result of `size` bytes exceeds this limit.
 fn no_space_event(size: usize, limit: &str) -> TaskEvent {

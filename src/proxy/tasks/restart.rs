@@ -9,18 +9,20 @@
 //! of any kind, because that request carries them again. The call waits no longer than `resume.wait`.
 
 use super::{
-    TaskLedger,
     anchor::TaskAnchor,
-    drive::{self, Resumption},
-    endpoint::Endpoint,
     ledger::{TaskLease, lost_call_event},
     orphan_report::{OrphanFate, OrphanReport},
     persist::{FIRST_RETRY_DELAY, STORE_RETRY_DELAY},
-    route_context::RouteContext,
 };
 use crate::{
     dialect::{ClientInfo, Credentials, Principal},
     protocol::Capabilities,
+    proxy::{
+        TaskLedger,
+        drive::{self, Resumption},
+        endpoint::Endpoint,
+        route_context::RouteContext,
+    },
     runtime::DrainWatch,
     store::OrphanTask,
     task::{Record, TaskState},
@@ -46,7 +48,11 @@ struct OrphanedTask {
 
 impl TaskLedger {
     /// Recovers all tasks of former processes. Stops early when the drain time is over (`overdue`).
-    pub(super) async fn recover_orphans(self: &Arc<Self>, endpoints: &[Endpoint], overdue: &DrainWatch) {
+    pub(in crate::proxy) async fn recover_orphans(
+        self: &Arc<Self>,
+        endpoints: &[Endpoint],
+        overdue: &DrainWatch,
+    ) {
         let report = Arc::<OrphanReport>::default();
         loop {
             let orphans = tokio::select! {
