@@ -1,5 +1,5 @@
 //! Items of this crate for its tests and benches; no part of the public API. Each item is listed, so that the
-//! compiler reports other unused ones.
+//! compiler still reports unused items that are not.
 //!
 //! A test that needs another item adds its line to the module of that folder.
 

@@ -21,7 +21,7 @@ use http::{
 #[derive(Clone, Debug)]
 pub struct OperatorAccess(AccessPolicy);
 
-/// Why a request is refused.
+/// Reason to refuse a request that a web page may have caused.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BrowserRefusal {
     #[error(transparent)]
@@ -48,6 +48,7 @@ impl BrowserRefusal {
     }
 }
 
+/// Header of a browser: the relation between the page that sent the request and this address.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 // === impl OperatorAccess ===

@@ -30,15 +30,17 @@ use tokio::{
 
 /// The open `/events` streams.
 pub struct EventStreams {
-    /// The latest event as sent; empty if there were no watchers.
+    /// The latest event as sent; empty while there were no watchers.
     latest: watch::Sender<Bytes>,
     /// Notified when a watcher is added.
     watcher_added: Notify,
+    /// Permits of watchers, at most [`WATCHERS`].
     permits: Arc<Semaphore>,
+    /// The start time of the proxy, formatted.
     started: String,
 }
 
-/// The content of an event.
+/// The content of an event: the whole state of the proxy.
 #[derive(Serialize)]
 struct EventState<'a> {
     at: String,
@@ -54,7 +56,7 @@ struct EventState<'a> {
     questions_waiting: u64,
 }
 
-/// Maximum number of watchers; each uses one of the few connections.
+/// Maximum number of open streams; each uses one of the few connections of the listener.
 const WATCHERS: usize = 8;
 
 /// Interval between events.
@@ -66,7 +68,7 @@ const TASKS: usize = 200;
 // === impl EventStreams ===
 
 impl EventStreams {
-    /// `started` is the formatted start time of the proxy.
+    /// Creates the set of streams, at first empty. `started` is the formatted start time of the proxy.
     pub fn new(started: String) -> Self {
         Self {
             latest: watch::Sender::new(Bytes::new()),
@@ -76,13 +78,13 @@ impl EventStreams {
         }
     }
 
-    /// The formatted start time of the proxy.
+    /// Returns the formatted start time of the proxy.
     pub(super) fn started(&self) -> &str {
         &self.started
     }
 }
 
-/// An event stream that is open as long as the client reads it.
+/// Opens an event stream that lasts as long as its client reads it; 503 if too many streams are open.
 pub(super) fn stream(parts: &AdminParts) -> AdminResponse {
     let Ok(place) = Arc::clone(&parts.events.permits).try_acquire_owned() else {
         let error = format!(
@@ -107,7 +109,7 @@ pub(super) fn stream(parts: &AdminParts) -> AdminResponse {
     answer
 }
 
-/// Publishes events for as long as it is polled.
+/// Publishes an event every second while there are watchers. The future never ends.
 pub(super) async fn publish_periodically(parts: impl Fn() -> Arc<AdminParts> + Send) {
     let events = Arc::clone(&parts().events);
     let EventStreams { latest, watcher_added: begins, .. } = &*events;
@@ -124,7 +126,7 @@ pub(super) async fn publish_periodically(parts: impl Fn() -> Arc<AdminParts> + S
     }
 }
 
-/// The state on one line of JSON. Without tasks if the store fails.
+/// Returns the state of the proxy on one line of JSON; without tasks if the store fails.
 async fn state(parts: &AdminParts) -> String {
     let (_, ready) = parts.ready();
     let state = EventState {
@@ -143,7 +145,7 @@ async fn state(parts: &AdminParts) -> String {
     serde_json::to_string(&state).expect("it is written to memory")
 }
 
-/// JSON from a serializer, which contains no line breaks.
+/// Embeds JSON from a serializer, which contains no line breaks.
 fn raw(json: Bytes) -> Box<RawValue> {
     let text = String::from_utf8(json.into()).expect("JSON is text");
     RawValue::from_string(text).expect("it was written by a serializer")

@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// The authorization that an endpoint requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequiredAccess {
-    /// None: health checks have no token, and get no confidential data.
+    /// No authorization: health checks have no token, and get no confidential data.
     Probe,
     /// The admin token, unless the address is on loopback.
     Read,
@@ -23,18 +23,19 @@ pub(super) enum RequiredAccess {
     Change,
 }
 
-/// Checks the authorization of requests.
+/// Checks whether requests have the authorization that their endpoint requires.
 pub(super) struct TokenGate {
+    /// The valid admin tokens.
     pub(super) tokens: TokenSet,
     /// Whether other machines can reach the address.
     pub(super) is_exposed: bool,
-    /// Sessions of the page, whose tokens are valid as well.
+    /// Browser sessions of the admin page, whose tokens are valid as well.
     pub(super) sign_in: Arc<BrowserSignIn>,
-    /// Where to find the token, for error messages.
+    /// Text that tells where to find the token, for error messages.
     pub(super) token_hint: String,
 }
 
-/// Hint for a configured token.
+/// The hint where to find a configured token.
 pub(super) const CONFIGURED_HINT: &str = "see `admin.token` of the configuration";
 
 // === impl TokenGate ===
@@ -79,11 +80,12 @@ impl TokenGate {
     }
 }
 
+/// Formats bytes as lower-case hexadecimal digits.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The admin token by its digest, for comparison.
+/// Returns a set with this admin token, which holds the digest of the token only.
 pub(super) fn operator_tokens(token: &str) -> TokenSet {
     TokenSet::new([(Arc::from("operator"), token)])
 }

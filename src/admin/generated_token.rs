@@ -17,7 +17,7 @@ use std::{
 use super::gate;
 use crate::runtime::{Mutex, random};
 
-/// A folder for the token file.
+/// A folder in which the token file may be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenFolder {
     /// The parent folder of the store.
@@ -26,7 +26,7 @@ pub enum TokenFolder {
     Runtime(PathBuf),
 }
 
-/// A token of 256 random bits, and its file.
+/// The admin token that is generated at start, of 256 random bits, and its file.
 pub struct GeneratedToken {
     text: String,
     tokens: TokenSet,
@@ -47,10 +47,10 @@ enum TokenFileState {
     Failed(String),
 }
 
-/// Name of the file. If it is in use by another proxy, the name contains the address.
+/// Name of the token file. If another proxy uses it, the address is added to the name.
 const NAME: &str = "admin.token";
 
-/// Prefix of proofs, so that a proof is valid for nothing else.
+/// Prefix of the data that a proof signs, so that a proof is valid for nothing else.
 const PROOF: &[u8] = b"deferral admin token\0";
 
 // === impl GeneratedToken ===
@@ -62,16 +62,18 @@ impl GeneratedToken {
         Self { tokens: gate::operator_tokens(&text), text, folders, file: Mutex::default() }
     }
 
+    /// Returns the token as a set, to compare other tokens with.
     pub(super) const fn tokens(&self) -> &TokenSet {
         &self.tokens
     }
 
-    /// The token, for a terminal and for tests. Must not be logged.
+    /// Returns the token itself, for a terminal and for tests. Must not be logged.
     pub fn expose(&self) -> &str {
         &self.text
     }
 
-    /// Writes the file, once. [`GeneratedToken::path`] reports errors.
+    /// Writes the token file, at the first call only. `address` is a part of the file name if another proxy
+    /// uses the usual one. [`GeneratedToken::path`] reports errors.
     pub(super) fn write(&self, address: SocketAddr) {
         let mut file = self.file.lock();
         if !matches!(*file, TokenFileState::Unwritten) {
@@ -100,7 +102,7 @@ impl GeneratedToken {
         Ok((path, lock))
     }
 
-    /// The path of the file, or why there is none.
+    /// Returns the path of the token file, or the reason why there is none.
     pub(super) fn path(&self) -> Result<PathBuf, String> {
         match &*self.file.lock() {
             TokenFileState::Written { path, .. } => Ok(path.clone()),
@@ -109,7 +111,7 @@ impl GeneratedToken {
         }
     }
 
-    /// Removes the file, unless another proxy has replaced it.
+    /// Removes the token file, unless another proxy has replaced it.
     pub(super) fn remove(&self) {
         let written = std::mem::take(&mut *self.file.lock());
         if let TokenFileState::Written { path, _lock } = written {
@@ -121,8 +123,8 @@ impl GeneratedToken {
         }
     }
 
-    /// Proves to a command that this process knows the token, before the command sends it. The command
-    /// chooses the nonce.
+    /// Returns a proof to a command that this process knows the token, so that the command may send it. The
+    /// command chooses the nonce.
     pub(super) fn proof(&self, nonce: &str) -> String {
         let key = hmac::Key::new(hmac::HMAC_SHA256, self.text.as_bytes());
         let mut context = hmac::Context::with_key(&key);
@@ -141,7 +143,8 @@ impl fmt::Debug for GeneratedToken {
 // === impl TokenFolder ===
 
 impl TokenFolder {
-    /// The folder, created if necessary. A runtime folder must belong to this user alone.
+    /// Returns the path of the folder, which is created if necessary. A runtime folder must belong to this
+    /// user alone.
     fn prepare(&self) -> Result<PathBuf, String> {
         match self {
             Self::BesideStore(folder) => Ok(folder.clone()),
@@ -166,7 +169,7 @@ impl TokenFolder {
     }
 }
 
-/// Whether another proxy holds the lock of the file.
+/// Whether another proxy holds the lock of the token file.
 fn is_locked(path: &Path) -> bool {
     let open = open_to_read(path);
     open.is_ok_and(|file| {
@@ -174,8 +177,8 @@ fn is_locked(path: &Path) -> bool {
     })
 }
 
-/// Replaces a file with this text. The text is written to a temporary file and renamed, so that links are not
-/// followed.
+/// Replaces a file by one with this text, and returns it, locked. The text is written to a temporary file and
+/// renamed, so that links are not followed.
 fn replace_file(path: &Path, text: &str) -> io::Result<File> {
     let beside = path.with_file_name(format!(".{NAME}.{}", gate::hex(&random::<8>())));
     let put = || {
@@ -190,7 +193,7 @@ fn replace_file(path: &Path, text: &str) -> io::Result<File> {
     })
 }
 
-/// The text of the file, up to a maximum length.
+/// Reads the text of a file, up to a maximum length.
 fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     open_to_read(path)?.take(1 << 10).read_to_string(&mut text)?;

@@ -7,14 +7,14 @@ use http::StatusCode;
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// Responds with 200: a process that responds need not be restarted.
+/// Returns 200 in any case: a process that responds need not be restarted.
 pub(super) fn live() -> (StatusCode, Bytes) {
     (StatusCode::OK, Bytes::from_static(br#"{"status":"live"}"#))
 }
 
-/// Responds with 503 from the stop signal on; clients that are connected are still served. A failing store is
-/// reported, but the proxy stays ready, because calls are still served synchronously. Unreachable servers
-/// matter only if `needed` names them (`ready.upstream`).
+/// Returns 503 from the stop signal on; clients that are connected are still served. A failing store is
+/// reported, but the proxy stays ready, because calls are still served synchronously. Servers matter only if
+/// `required` names them (`ready.upstream`): 503 while one is not known to be reachable.
 pub(super) fn ready(
     stopping: &DrainWatch,
     ledger: &TaskLedger,

@@ -12,7 +12,7 @@ use serde_json::json as value;
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// Number of ended calls over time.
+/// Number of calls that ended in each step of the last hour.
 #[derive(Default)]
 pub struct CallHistory(Mutex<HistoryRing>);
 
@@ -20,9 +20,9 @@ pub struct CallHistory(Mutex<HistoryRing>);
 struct HistoryRing {
     /// Calls that ended in each step, oldest first; at most [`STEPS`].
     ended: VecDeque<u64>,
-    /// End of the last step.
+    /// End of the last step; `None` before the first count.
     until: Option<WallTime>,
-    /// Total number of ended calls at that time.
+    /// Total number of calls that had ended by the end of the last step.
     total: u64,
 }
 
@@ -34,7 +34,7 @@ const STEPS: usize = 720;
 // === impl CallHistory ===
 
 impl CallHistory {
-    /// The steps as JSON.
+    /// Responds with the steps as JSON.
     pub(super) fn answer(&self) -> AdminResponse {
         let ring = self.0.lock();
         let body = value!({
@@ -60,7 +60,7 @@ impl CallHistory {
     }
 }
 
-/// Records steps for as long as it is polled.
+/// Records a step every [`STEP`]. The future never ends.
 pub(super) async fn record_periodically(parts: impl Fn() -> Arc<AdminParts> + Send) {
     let mut ticks = interval(STEP);
     // A delayed tick extends its step.

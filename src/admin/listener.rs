@@ -36,12 +36,13 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// A service on a listener.
+/// What a listener serves: the admin endpoints, or the metrics.
 pub(super) trait ListenerService: Clone + Send + Sync + 'static {
-    /// TLS for a new connection, if it is configured.
+    /// Returns the TLS acceptor for a new connection; `None` without TLS.
     fn tls(&self) -> Option<TlsAcceptor>;
 
-    /// Responds to a request with a valid head. `receiving` must be dropped once the body is complete.
+    /// Responds to a request with a valid head, if it is within the scope of its connection. `receiving`
+    /// marks the body as incomplete until dropped.
     fn respond(
         &self,
         request: Request<Incoming>,
@@ -53,33 +54,34 @@ pub(super) trait ListenerService: Clone + Send + Sync + 'static {
 /// The requests that a connection may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestScope {
+    /// Any request.
     Everything,
-    /// One health check; for connections beyond the limit.
+    /// One health check; the scope of connections beyond the limit.
     OneProbe,
 }
 
 /// Connection limits of a listener.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ListenerBounds {
-    /// Connections without restriction.
+    /// Maximum number of connections that may send any request.
     pub(super) connections: usize,
-    /// Additional connections for health checks.
+    /// Maximum number of additional connections, for one health check each.
     pub(super) probes: usize,
     /// The name of the listener in the log.
     pub(super) name: &'static str,
 }
 
-/// The client's address, as an extension of the request.
+/// The client's address, as an extension of the request; `None` for an in-memory connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeerAddress(pub(super) Option<IpAddr>);
 
-/// Marks a connection as busy until it is dropped.
+/// Marks a connection as busy with a request, until dropped.
 struct RequestGuard {
     activity: Arc<ConnectionActivity>,
     clock: SystemClock,
 }
 
-/// A response body that marks its connection as busy until it is dropped.
+/// A response body that marks its connection as busy until the body is dropped.
 #[pin_project]
 struct GuardedBody<B> {
     #[pin]
@@ -87,13 +89,13 @@ struct GuardedBody<B> {
     _busy: RequestGuard,
 }
 
-/// Time for a request head, including the wait for the next request, and for a TLS handshake.
+/// Time limit of a request head, including the wait for the next request, and of a TLS handshake.
 const READ_HEADERS: Duration = Duration::from_secs(10);
 
-/// Time for the head of a health check if all other connections are in use.
+/// Time limit of the head of a health check if all other connections are in use.
 const READ_PROBE: Duration = Duration::from_secs(2);
 
-/// Time after which a connection that accepts no bytes is closed.
+/// Time after which a connection is closed whose client accepts no bytes.
 pub(super) const WRITE: Duration = Duration::from_secs(10);
 
 /// Pause after a failed accept.
@@ -103,10 +105,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// checks.
 const MIN_IDLE_OF_PROBES: Duration = Duration::from_millis(250);
 
-/// Interval between checks for a free connection.
+/// Interval between two checks for a free connection.
 const PERMIT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Accepts connections until it is dropped, together with all connections.
+/// Accepts connections. Dropping the future closes all connections.
 pub(super) async fn accept(
     mut listener: NetworkListener,
     site: impl ListenerService,
@@ -137,7 +139,7 @@ pub(super) async fn accept(
     }
 }
 
-/// Waits for a free connection permit.
+/// Waits until one more connection is within the bounds. Returns which requests it may send.
 async fn wait_for_permit(
     connections: &mut JoinSet<()>,
     idle: &IdleConnections,
@@ -167,14 +169,15 @@ async fn wait_for_permit(
     }
 }
 
-/// Serves a connection from handshake to end. Errors only concern the client.
+/// Serves a connection from its handshake to its end. Errors are ignored, because they concern the client
+/// alone.
 async fn serve(
     (stream, peer): (NetworkStream, PeerAddress),
     site: impl ListenerService,
     guard: IdleGuard,
     serves: RequestScope,
 ) {
-    // Below TLS, so that a client that accepts no bytes does not keep its permit.
+    // The write timeout is below TLS, so that a client that accepts no bytes does not keep its connection.
     let stream = WriteTimeoutStream::new(stream, WRITE);
     let activity = &guard.activity;
     let serving = async {

@@ -24,7 +24,7 @@ struct ToolView<'a> {
     p99_us: Option<u128>,
 }
 
-/// All metrics in Prometheus' text format. Without tasks if the store fails.
+/// Returns all metrics in Prometheus' text format; without those of tasks if the store fails.
 pub(super) async fn prometheus_text(servers: &RouteServers, ledger: &TaskLedger) -> Bytes {
     let tasks = count(ledger).await.into_iter().map(|tally| (tally.route, tally.status, tally.tasks));
     let servers = servers.iter().map(|(route, server)| {
@@ -39,7 +39,7 @@ pub(super) async fn prometheus_text(servers: &RouteServers, ledger: &TaskLedger)
     metrics::write(&GaugeSnapshot { tasks: tasks.collect(), servers: servers.collect() }).into()
 }
 
-/// The metrics of each tool as JSON.
+/// Returns the metrics of each tool as JSON. `since` is the formatted start of the counting.
 pub(super) fn tools(since: &str) -> Bytes {
     let shown = |tool: ToolSnapshot| {
         let within = |share| tool.calls.quantile(share).map(|time| time.as_micros());
@@ -48,13 +48,14 @@ pub(super) fn tools(since: &str) -> Bytes {
     json(&metrics::tools().into_iter().map(shown).collect::<Vec<_>>())
 }
 
-/// The metrics of each limit as JSON.
+/// Returns the metrics of each limit as JSON.
 pub(super) async fn limits(ledger: &TaskLedger) -> Bytes {
     count(ledger).await;
     json(&metrics::limits())
 }
 
-/// The number of tasks by route and status. Updates the usage of the task limits.
+/// Counts tasks by route and status, and updates the usage of the task limits. Returns nothing if the store
+/// fails.
 async fn count(ledger: &TaskLedger) -> Vec<TaskTally> {
     let Ok((census, usage)) = ledger.census().await else { return Vec::new() };
     Limit::Tasks.set_used(usage.tasks);

@@ -29,7 +29,7 @@ use tokio_rustls::TlsAcceptor;
 pub struct MetricsListener {
     /// The bound address, with the actual port.
     pub address: SocketAddr,
-    /// Serves until it is aborted, together with its connections.
+    /// The task that serves until it is aborted, together with its connections.
     pub task: JoinHandle<()>,
     sources: SwapCell<MetricsSources>,
 }
@@ -40,7 +40,7 @@ struct MetricsSources {
     ledger: Arc<TaskLedger>,
 }
 
-/// Maximum number of connections.
+/// Maximum number of connections of the metrics listener.
 const CONNECTIONS: usize = 8;
 
 const PATH: &str = "/metrics";
@@ -48,7 +48,7 @@ const PATH: &str = "/metrics";
 /// Starts to serve metrics. Must be called within a runtime.
 ///
 /// # Errors
-/// [`Error`] names the address.
+/// [`Error::Metrics`] names the address that cannot be listened on.
 pub fn serve_metrics(
     address: SocketAddr,
     servers: RouteServers,

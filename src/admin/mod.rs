@@ -1,7 +1,7 @@
 //! The admin listener: a small HTTP server for operators.
 //!
-//! It keeps responding during the drain, because operators and health checks need it then, and ends when its
-//! task is aborted.
+//! The listener keeps responding during the drain, because operators and health checks need it then, and ends
+//! when its task is aborted.
 //!
 //! | file | |
 //! |---|---|

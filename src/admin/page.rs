@@ -20,21 +20,25 @@ const HEADERS: [(HeaderName, &str); 3] = [
     (REFERRER_POLICY, "no-referrer"),
 ];
 
-/// A file of the page. It contains no confidential data.
+/// A file of the admin page, without confidential data.
 pub(super) struct PageFile {
     media: &'static str,
     body: &'static [u8],
 }
 
+/// The page itself, `/`.
 pub(super) static INDEX: PageFile =
     PageFile { media: "text/html; charset=utf-8", body: include_bytes!("page/index.html") };
 
+/// The script of the page.
 pub(super) static SCRIPT: PageFile =
     PageFile { media: "text/javascript; charset=utf-8", body: include_bytes!("page/app.js") };
 
+/// The style sheet of the page.
 pub(super) static STYLE: PageFile =
     PageFile { media: "text/css; charset=utf-8", body: include_bytes!("page/style.css") };
 
+/// The icon of the page.
 pub(super) static ICON: PageFile = PageFile { media: "image/svg+xml", body: include_bytes!("page/icon.svg") };
 
 /// uPlot 1.6.32 as published, preceded by its licence, which must accompany it.
@@ -44,12 +48,14 @@ pub(super) static PLOT: PageFile = PageFile {
         .as_bytes(),
 };
 
+/// The style sheet of uPlot.
 pub(super) static PLOT_STYLE: PageFile =
     PageFile { media: "text/css; charset=utf-8", body: include_bytes!("page/uPlot.min.css") };
 
 // === impl PageFile ===
 
 impl PageFile {
+    /// Responds with the file and the security headers of the page.
     pub(super) fn answer(&self) -> AdminResponse {
         let mut answer = text(StatusCode::OK, self.media, Bytes::from_static(self.body));
         for (name, value) in HEADERS {

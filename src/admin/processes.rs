@@ -5,7 +5,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// The servers by route path.
+/// The servers, each with the path of its route.
 pub type RouteServers = Vec<(Arc<str>, Arc<dyn Upstream>)>;
 
 #[derive(Serialize)]
@@ -20,7 +20,7 @@ struct RouteProcesses {
     processes: ProcessTable,
 }
 
-/// The processes of each route with a stdio server, as JSON.
+/// Returns the processes of each route with a stdio server, as JSON.
 pub(super) fn shown(servers: &RouteServers) -> Bytes {
     let of = |(path, server): &(Arc<str>, Arc<dyn Upstream>)| {
         Some(RouteProcesses { path: path.clone(), processes: server.processes()? })

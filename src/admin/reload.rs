@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 /// The result of a reload: the changed keys, or the error.
 pub type ReloadResult = Result<ChangedKeys, String>;
 
-/// The keys that a reload changed.
+/// The configuration keys that a reload changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ChangedKeys {
     /// Keys whose changes apply now, as in `routes./mcp.defer.after`.
@@ -17,11 +17,11 @@ pub struct ChangedKeys {
     pub needs_restart: Vec<&'static str>,
 }
 
-/// Sends reload requests.
+/// Sends reload requests of operators; `None` if the configuration cannot be reloaded.
 #[derive(Clone, Debug)]
 pub struct ReloadSender(Option<mpsc::Sender<oneshot::Sender<ReloadResult>>>);
 
-/// Receives reload requests.
+/// Receives reload requests. Each is the sender for the result of that reload.
 pub type ReloadReceiver = mpsc::Receiver<oneshot::Sender<ReloadResult>>;
 
 /// Maximum number of queued reload requests.
@@ -30,16 +30,18 @@ const QUEUE: usize = 8;
 // === impl ReloadSender ===
 
 impl ReloadSender {
+    /// Creates a queue of reload requests.
     pub fn new() -> (Self, ReloadReceiver) {
         let (ask, asked) = mpsc::channel(QUEUE);
         (Self(Some(ask)), asked)
     }
 
-    /// For a proxy whose configuration cannot be reloaded.
+    /// Creates a sender for a proxy whose configuration cannot be reloaded: each request gets 409.
     pub const fn disabled() -> Self {
         Self(None)
     }
 
+    /// Requests a reload, waits for its result, and responds with the changed keys, or 422 and the error.
     pub(super) async fn respond(&self) -> AdminResponse {
         let (reply, result) = oneshot::channel();
         let asked = match &self.0 {

@@ -12,15 +12,17 @@ use std::convert::Infallible;
 /// A response with a complete or streamed body.
 pub(super) type AdminResponse = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
+/// Builds an error response: `{"error": …}`.
 pub(super) fn problem(status: StatusCode, error: &str) -> AdminResponse {
     json(status, json!({ "error": error }).to_string().into())
 }
 
+/// Builds a response with a JSON body.
 pub(super) fn json(status: StatusCode, body: Bytes) -> AdminResponse {
     text(status, "application/json", body)
 }
 
-/// A response with this media type. It must not be cached, because it shows the current state.
+/// Builds a response with this media type, which must not be cached, because it shows the current state.
 pub(super) fn text(status: StatusCode, media: &'static str, body: Bytes) -> AdminResponse {
     let mut answer = Response::new(Full::new(body).boxed_unsync());
     *answer.status_mut() = status;

@@ -15,16 +15,17 @@ use futures_util::future::BoxFuture;
 use http::{HeaderValue, Method, StatusCode, header::ALLOW};
 use std::sync::Arc;
 
-/// An endpoint.
+/// An endpoint of the admin listener.
 pub(super) struct AdminEndpoint {
+    /// The method; for GET, also HEAD is served.
     pub(super) method: Method,
-    /// The path; a segment in braces is a parameter.
+    /// The path pattern; a segment in braces is a parameter.
     path: &'static str,
     pub(super) requires: RequiredAccess,
     pub(super) handler: fn(Arc<AdminParts>, AdminRequest) -> BoxFuture<'static, AdminResponse>,
 }
 
-/// The parts of a request that handlers use.
+/// The parts of an admitted request that handlers use.
 pub(super) struct AdminRequest {
     /// Values of the path parameters, in order.
     pub(super) path_parameters: Vec<String>,
@@ -33,7 +34,7 @@ pub(super) struct AdminRequest {
     pub(super) body: Bytes,
 }
 
-/// All endpoints.
+/// All endpoints, in the order of error messages.
 pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
     AdminEndpoint {
         method: Method::GET,
@@ -129,7 +130,7 @@ pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
     AdminEndpoint {
         method: Method::GET,
         path: "/tap",
-        // It changes nothing, but shows confidential data.
+        // The tap changes nothing, but shows confidential data.
         requires: RequiredAccess::Change,
         handler: |parts, asked| Box::pin(async move { tap::stream(&parts, &asked.query) }),
     },
@@ -142,7 +143,7 @@ pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
     AdminEndpoint {
         method: Method::POST,
         path: "/session",
-        // It takes a one-time code instead of a token.
+        // The endpoint takes a one-time code instead of a token.
         requires: RequiredAccess::Probe,
         handler: |parts, asked| Box::pin(async move { token_endpoints::session(&parts, &asked.body) }),
     },
@@ -160,7 +161,8 @@ pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
     file("/uplot.css", |_, _| Box::pin(async { page::PLOT_STYLE.answer() })),
 ];
 
-/// A file of the page. It requires no token; the data that it requests does.
+/// Creates the endpoint of a file of the page. The file requires no token; the data that the page requests
+/// does.
 const fn file(
     path: &'static str,
     answer: fn(Arc<AdminParts>, AdminRequest) -> BoxFuture<'static, AdminResponse>,
@@ -171,13 +173,13 @@ const fn file(
 // === impl AdminEndpoint ===
 
 impl AdminEndpoint {
-    /// Whether this is a health check.
+    /// Whether the endpoint is a health check, which is served also if all other connections are in use.
     pub(super) fn is_probe(&self) -> bool {
         matches!(self.path, "/live" | "/ready")
     }
 }
 
-/// Finds the endpoint of a request.
+/// Finds the endpoint of a request. The returned [`AdminRequest`] has the path parameters only.
 ///
 /// # Errors
 /// A response that lists the available paths or methods.
@@ -214,7 +216,7 @@ fn methods(served: &Method) -> &'static [&'static str] {
     if *served == Method::GET { &["GET", "HEAD"] } else { &["POST"] }
 }
 
-/// The values of the path parameters, if the path matches the pattern.
+/// Returns the values of the path parameters, if the path matches the pattern.
 fn match_path(pattern: &str, path: &str) -> Option<Vec<String>> {
     let (mut wanted, mut given) = (pattern.split('/'), path.split('/'));
     let mut named = Vec::new();

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// A configured route and its server.
+/// A served route and its server, for the admin listener.
 #[derive(Clone)]
 pub struct RouteEntry {
     pub route: Arc<policy::Route>,
@@ -41,6 +41,7 @@ struct ToolRuleView<'a> {
     rollout: Option<String>,
 }
 
+/// Returns the routes, and the state of their servers, as JSON.
 pub(super) fn shown(routes: &[RouteEntry]) -> Bytes {
     let shown: Vec<_> = routes.iter().map(of).collect();
     serde_json::to_vec(&shown).expect("it is written to memory").into()

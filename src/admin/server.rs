@@ -32,12 +32,12 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Maximum number of connections, and of additional ones for one health check each. Operators are few, and
-/// file descriptors reserved for them are limited.
+/// Maximum number of connections. Operators are few, and file descriptors reserved for them are limited.
 const CONNECTIONS: usize = 18;
+/// Maximum number of additional connections, for one health check each.
 const PROBES: usize = 6;
 
-/// Time for a request body.
+/// Time limit of a request body.
 const READ_BODY: Duration = Duration::from_secs(10);
 
 /// Maximum size of a request body, in bytes.
@@ -46,8 +46,8 @@ const BODY_BYTES: usize = 16 << 10;
 /// Configuration of the admin listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Default `127.0.0.1:8809`. An address that is not on loopback requires `tls` and `tokens`, which the
-    /// configuration checks.
+    /// Address to listen on. An address that is not on loopback requires `tls` and `tokens`, which the
+    /// configuration checks. Default `127.0.0.1:8809`.
     pub listen: SocketAddr,
     /// Admin tokens, required for changes, and for reading if other machines can reach the address. Default
     /// empty: a token is generated at start.
@@ -62,7 +62,7 @@ pub struct Config {
 /// The data and operations that the endpoints use.
 #[derive(Clone)]
 pub struct AdminParts {
-    /// Names of principals that have one.
+    /// Token names by principal, for the principals that have one.
     pub callers: PrincipalNames,
     /// Hosts that are allowed on the admin address.
     pub access: OperatorAccess,
@@ -74,11 +74,15 @@ pub struct AdminParts {
     pub routes: Vec<RouteEntry>,
     /// The configuration in force, as JSON without secrets.
     pub settings: Bytes,
+    /// All tasks.
     pub ledger: Arc<TaskLedger>,
+    /// Lists and cancels tasks of all principals.
     pub operators: Arc<OperatorTasks>,
+    /// Signalled when the shutdown begins.
     pub stopping: DrainWatch,
-    /// Whether `/ready` requires the server of each route.
+    /// Whether `/ready` requires that the server of each route is reachable.
     pub needs_servers: bool,
+    /// The open `/events` streams.
     pub events: Arc<EventStreams>,
     /// Calls per second over the last hour.
     pub history: Arc<CallHistory>,
@@ -89,13 +93,13 @@ pub struct AdminParts {
 // === impl AdminParts ===
 
 impl AdminParts {
-    /// The response of `/ready`.
+    /// Returns the status and body of `/ready`.
     pub(super) fn ready(&self) -> (StatusCode, Bytes) {
         health::ready(&self.stopping, &self.ledger, self.needs_servers.then_some(&self.servers))
     }
 }
 
-/// State that requests share; a reload replaces it.
+/// State that all requests share; a reload replaces it.
 struct ServerState {
     parts: Arc<AdminParts>,
     gate: TokenGate,
@@ -108,18 +112,18 @@ pub struct AdminServer {
     pub address: SocketAddr,
     /// The URL of the page, without a secret.
     pub url: String,
-    /// Serves until it is aborted, together with its connections.
+    /// The task that serves until it is aborted, together with its connections.
     pub task: JoinHandle<()>,
     shared: SwapCell<ServerState>,
 }
 
-/// Authorization and TLS for a reload.
+/// Authorization and TLS of another configuration, for a reload.
 pub struct PreparedAccess {
     gate: TokenGate,
     tls: Option<TlsAcceptor>,
 }
 
-/// Why the server cannot start.
+/// Error of an admin or metrics listener that cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot listen on {address} (admin): {source}")]
@@ -134,7 +138,7 @@ pub enum Error {
 /// `/ready` responds with 200 from then on.
 ///
 /// # Errors
-/// [`Error`] names the address or the file.
+/// [`Error`] names the address or the file that is at fault.
 pub fn serve(config: Config, parts: AdminParts) -> Result<AdminServer, Error> {
     let address = config.listen;
     let tls = tls_of(&config)?;
@@ -148,7 +152,7 @@ pub fn serve(config: Config, parts: AdminParts) -> Result<AdminServer, Error> {
 }
 
 async fn accept(listener: NetworkListener, shared: SwapCell<ServerState>) {
-    // Dropped together with this task.
+    // The background tasks end when this future is dropped.
     let mut own = JoinSet::new();
     let parts = shared.clone();
     own.spawn(events::publish_periodically(move || Arc::clone(&parts.load().parts)));
@@ -191,7 +195,7 @@ where
     if let Err(answer) = shared.gate.admit(served.requires, &mut head.headers) {
         return *answer;
     }
-    // A body that was read completely leaves the connection usable.
+    // The body is read to its end, because the connection stays usable then.
     let body = timeout(READ_BODY, Limited::new(body, BODY_BYTES).collect()).await;
     drop(receiving);
     match body {
@@ -229,16 +233,16 @@ fn tls_of(config: &Config) -> Result<Option<TlsAcceptor>, Error> {
 // === impl AdminServer ===
 
 impl AdminServer {
-    /// Prepares authorization and TLS of another configuration, at the same address.
+    /// Prepares authorization and TLS of another configuration. The address stays the same.
     ///
     /// # Errors
-    /// [`Error::Tls`] names the file.
+    /// [`Error::Tls`] names the certificate or key file that is at fault.
     pub fn prepare(&self, config: &Config) -> Result<PreparedAccess, Error> {
         let parts = &self.shared.load().parts;
         Ok(PreparedAccess { tls: tls_of(config)?, gate: TokenGate::of(config, parts, self.address) })
     }
 
-    /// The current parts.
+    /// Returns a copy of the data and operations that the endpoints use now.
     pub fn parts(&self) -> AdminParts {
         AdminParts::clone(&self.shared.load().parts)
     }
@@ -251,8 +255,8 @@ impl AdminServer {
         self.shared.set(ServerState { parts: Arc::new(parts), gate, tls });
     }
 
-    /// Lines for standard error once clients are served. A secret is only included on a terminal: a one-time
-    /// code, and the token itself if it is in no file.
+    /// Returns the lines that the program prints to standard error once clients are served. A secret is
+    /// included on a terminal only: a one-time code, and the token itself if it is in no file.
     pub fn ready_lines(&self, is_terminal: bool) -> Vec<String> {
         let made_token = self.generated_token();
         let is_made = self.shared.load().gate.tokens == *made_token.tokens();
@@ -270,13 +274,13 @@ impl AdminServer {
         [format!("admin: {}", self.url)].into_iter().chain(token).collect()
     }
 
-    /// The URL of the page with a one-time code, which signs a browser in. Secret until it is used or
-    /// expires.
+    /// Returns the URL of the page with a new one-time code, which signs a browser in. Secret until it is
+    /// used or expires.
     pub fn link_with_code(&self) -> String {
         format!("{}#code={}", self.url, self.shared.load().parts.sign_in.issue_code())
     }
 
-    /// The generated token, for the program itself and for tests.
+    /// Returns the token that was generated at start, for the program itself and for tests.
     pub fn generated_token(&self) -> Arc<GeneratedToken> {
         Arc::clone(&self.shared.load().parts.generated_token)
     }
@@ -291,8 +295,8 @@ impl AdminServer {
 // === impl TokenGate ===
 
 impl TokenGate {
-    /// Authorization according to a configuration. If it has no tokens, the generated token is valid, and is
-    /// written to its file.
+    /// Creates the authorization of a configuration. If it has no tokens, the generated token is valid, and
+    /// is written to its file.
     fn of(config: &Config, parts: &AdminParts, address: SocketAddr) -> Self {
         let AdminParts { generated_token: made_token, sign_in, .. } = parts;
         let is_made = config.tokens.is_empty();
@@ -315,7 +319,7 @@ impl TokenGate {
 // === impl Config ===
 
 impl Config {
-    /// A listener at this address, with a generated token and without TLS.
+    /// Creates the configuration of a listener at this address, with a generated token and without TLS.
     pub fn at_address(listen: SocketAddr) -> Self {
         Self { listen, tokens: TokenSet::default(), tls: None, token_folders: Vec::new() }
     }
@@ -409,7 +413,7 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("access.hosts"), "{answer}");
     }
 
-    /// Reads until the end of an event.
+    /// Reads one event of a stream, up to its end.
     async fn event(socket: &mut (impl AsyncRead + Unpin)) -> String {
         let mut received = String::new();
         while !received.ends_with("\n\n\r\n") {

@@ -1,8 +1,8 @@
 //! Signing in to the admin page: a one-time code, printed on a terminal, is exchanged for a session.
 //!
-//! The code is in the fragment of the link, which browsers do not send; the page posts it once. A code
-//! expires with its use, and [`CODE_LASTS`] after it was issued. The page gets a session token, which it
-//! sends as `Authorization`, not as a cookie.
+//! The code is in the fragment of the link, which browsers do not send; the page posts it once. A code is
+//! valid once, and for [`CODE_LASTS`] after it was issued. The page gets a session token, which it sends as
+//! `Authorization`, not as a cookie.
 
 use super::gate::hex;
 use crate::runtime::{Clock, Mutex, random};
@@ -22,6 +22,7 @@ pub struct BrowserSignIn {
 
 #[derive(Default)]
 struct SignInState {
+    /// The current one-time code, until it is used.
     code: Option<IssuedSecret>,
     /// At most [`SESSIONS`], least recently used first.
     sessions: VecDeque<IssuedSecret>,
@@ -32,11 +33,11 @@ struct SignInState {
 /// The digest of a code or a session token.
 struct IssuedSecret {
     digest: [u8; 32],
-    /// When it was issued or last used.
+    /// When the code or token was issued or last used.
     at: Instant,
 }
 
-/// Why a code is refused.
+/// Reason to refuse a one-time code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CodeError {
     #[error(
@@ -51,14 +52,15 @@ pub(super) enum CodeError {
     },
 }
 
-/// Lifetime of a code.
+/// Lifetime of a one-time code.
 pub(super) const CODE_LASTS: Duration = Duration::from_secs(10 * 60);
-/// Idle time after which a session ends.
+/// Time without a request after which a browser session ends.
 const SESSION_LASTS: Duration = Duration::from_secs(24 * 60 * 60);
-/// Maximum number of sessions; a further one ends the least recently used one.
+/// Maximum number of browser sessions; a further one ends the least recently used one.
 const SESSIONS: usize = 16;
-/// Maximum number of attempts per minute, of all browsers together.
+/// Maximum number of codes that are tried in [`ATTEMPTS_PER`], by all browsers together.
 const ATTEMPTS: u32 = 10;
+/// The period in which attempts are counted.
 const ATTEMPTS_PER: Duration = Duration::from_secs(60);
 
 // === impl BrowserSignIn ===
@@ -68,17 +70,17 @@ impl BrowserSignIn {
         Self { clock, state: Mutex::default() }
     }
 
-    /// Issues a code, which replaces the previous one.
+    /// Issues a one-time code, which replaces the previous one.
     pub(super) fn issue_code(&self) -> String {
         let code = hex(&random::<16>());
         self.state.lock().code = Some(IssuedSecret::new(&code, self.clock.now()));
         code
     }
 
-    /// Exchanges a code for a session token.
+    /// Exchanges a one-time code for the token of a new browser session.
     ///
     /// # Errors
-    /// [`CodeError`]
+    /// [`CodeError`] if the code is invalid, or too many were tried.
     pub(super) fn redeem(&self, code: &str) -> Result<String, CodeError> {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -96,7 +98,7 @@ impl BrowserSignIn {
         Ok(token)
     }
 
-    /// Whether this is the token of a session. Extends the session.
+    /// Returns whether this is the token of a browser session, and extends that session.
     pub(super) fn use_session(&self, token: &[u8]) -> bool {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -107,7 +109,7 @@ impl BrowserSignIn {
         true
     }
 
-    /// Ends all sessions and the code, because the admin token has changed.
+    /// Ends all sessions and revokes the code, because the admin token has changed.
     pub(super) fn clear(&self) {
         let mut state = self.state.lock();
         state.sessions.clear();

@@ -1,6 +1,7 @@
 //! `/tap`: live requests, tasks and input requests for `deferral tap`, one JSON object per line.
 //!
-//! It shows who calls what, and on request with which arguments, so it requires the token on every address.
+//! The stream shows who calls what, and on request with which arguments, so it requires the token on every
+//! address.
 
 use super::{
     response::{AdminResponse, problem},
@@ -25,7 +26,7 @@ use tokio::time::timeout;
 /// Interval after which an empty line shows that the connection is alive.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// A stream of lines, open as long as the client reads it.
+/// Opens a stream of lines that lasts as long as its client reads it; 503 if too many taps are open.
 pub(super) fn stream(parts: &AdminParts, query: &str) -> AdminResponse {
     let filter = match filter(parts, query) {
         Ok(filter) => filter,
@@ -49,7 +50,7 @@ pub(super) fn stream(parts: &AdminParts, query: &str) -> AdminResponse {
         };
         Some((Ok::<_, Infallible>(Frame::data(Bytes::from(line))), tap))
     });
-    // Sends the head immediately.
+    // The first, empty line makes hyper send the head of the response at once.
     let first = stream::iter([Ok(Frame::data(Bytes::from_static(b"\n")))]);
     let mut answer = Response::new(StreamBody::new(first.chain(lines)).boxed_unsync());
     let headers = answer.headers_mut();
@@ -58,7 +59,7 @@ pub(super) fn stream(parts: &AdminParts, query: &str) -> AdminResponse {
     answer
 }
 
-/// The filter of a query.
+/// Parses the filter in a query.
 ///
 /// # Errors
 /// The name of an unknown or malformed parameter.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// A task as JSON.
+/// A task as the admin listener shows it.
 #[derive(Serialize)]
 struct TaskListEntry<'a> {
     task: &'a str,
@@ -31,7 +31,7 @@ struct TaskListEntry<'a> {
     kept_until: String,
     message: Option<&'a str>,
     principal: String,
-    /// The name of the principal, if it has one.
+    /// The token name of the principal, if it has one.
     caller: Option<&'a str>,
     questions: Vec<InputRequestView<'a>>,
     waits: usize,
@@ -48,11 +48,13 @@ struct InputRequestView<'a> {
     since_ms: u128,
 }
 
+/// A page of the list of tasks.
 #[derive(Serialize)]
 pub(super) struct TaskListPage {
     tasks: Vec<Value>,
+    /// The value of `after` for the next page; `None` on the last page.
     next: Option<String>,
-    /// Number of tasks with each status, regardless of the query.
+    /// Number of all tasks with each status, regardless of the query.
     counts: BTreeMap<&'static str, usize>,
 }
 
@@ -62,7 +64,7 @@ struct TaskQuery {
     route: Option<String>,
     tool: Option<String>,
     status: Option<String>,
-    /// A lower-case text to search for.
+    /// A lower-case text to search for, not empty.
     search: Option<String>,
     limit: Option<usize>,
     after: Option<TaskCursor>,
@@ -74,7 +76,7 @@ const DEFAULT_PAGE_TASKS: usize = 100;
 /// Maximum number of tasks in a page.
 const MOST: usize = 1000;
 
-/// The page that the query requests.
+/// Responds with the page of tasks that the query requests.
 pub(super) async fn page(parts: &AdminParts, query: &str) -> AdminResponse {
     let wanted = match TaskQuery::read(query) {
         Ok(wanted) => wanted,
@@ -86,7 +88,7 @@ pub(super) async fn page(parts: &AdminParts, query: &str) -> AdminResponse {
     }
 }
 
-/// The first page of all tasks.
+/// Returns the first page of all tasks, with at most `limit` tasks.
 ///
 /// # Errors
 /// [`StoreError`], which has been logged.
@@ -113,6 +115,7 @@ async fn find_page(parts: &AdminParts, wanted: &TaskQuery) -> Result<TaskListPag
     })
 }
 
+/// Responds with one task, its cause and its history. `name` is the beginning of its id.
 pub(super) async fn show_task(parts: &AdminParts, name: &str) -> AdminResponse {
     match parts.operators.find(name).await {
         Ok(TaskLookup::One(task)) => {
@@ -130,6 +133,7 @@ pub(super) async fn show_task(parts: &AdminParts, name: &str) -> AdminResponse {
     }
 }
 
+/// Cancels the task whose id begins with `name`; 409 if the task has ended, or if several tasks match.
 pub(super) async fn cancel(parts: &AdminParts, name: &str) -> AdminResponse {
     match parts.operators.cancel(name).await {
         Ok(CancelOutcome::Cancelled(task)) => {
@@ -155,7 +159,7 @@ fn unknown(name: &str) -> AdminResponse {
     problem(StatusCode::NOT_FOUND, &error)
 }
 
-/// The name is the prefix of several ids.
+/// Responds that the name is the beginning of several ids.
 fn ambiguous(name: &str, tasks: &[TaskSummary]) -> AdminResponse {
     let name: String = name.chars().take(NAME).collect();
     let tasks = tasks.iter().map(|TaskSummary { name, record, .. }| {
@@ -200,7 +204,8 @@ fn task_json(parts: &AdminParts, seen: &TaskSummary, now: ClockReading) -> Value
         updated: record.to_wall_time(record.updated).to_string(),
         status_since: record.to_wall_time(record.status_since).to_string(),
         ttl_ms: record.ttl.as_millis(),
-        // A time in the future: displayed with the current offset, not with that of the task.
+        // The end of the retention is in the future, so it is shown with the current clock offset, not with
+        // that of the task.
         kept_until: (record.created + record.ttl + now.offset).to_string(),
         message: record.message.as_deref(),
         principal: seen.principal.to_string(),
@@ -213,7 +218,7 @@ fn task_json(parts: &AdminParts, seen: &TaskSummary, now: ClockReading) -> Value
     serde_json::to_value(shown).expect("names are text")
 }
 
-/// An entry of a task's history as JSON.
+/// Returns an entry of a task's history as JSON.
 fn moment(record: &Record, moment: &HistoryEntry) -> Value {
     let again = moment.repeats();
     json!({
@@ -224,7 +229,7 @@ fn moment(record: &Record, moment: &HistoryEntry) -> Value {
     })
 }
 
-/// The method of an input request.
+/// Returns the method of an input request; empty if it cannot be read.
 fn kind(raw: &[u8]) -> String {
     #[derive(Deserialize)]
     struct MethodOnly {
@@ -239,7 +244,7 @@ impl TaskQuery {
     /// Parses a query.
     ///
     /// # Errors
-    /// What is wrong with the query.
+    /// A text that says what is wrong with the query.
     fn read(query: &str) -> Result<Self, String> {
         let mut wanted = Self::default();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -290,7 +295,7 @@ impl TaskQuery {
 /// Maximum length of a search, in characters.
 const SEARCH: usize = 200;
 
-/// Whether tool, route, message, id or caller of the task contain the text, ignoring case.
+/// Whether tool, route, message, id or caller of the task contain the lower-case text, ignoring case.
 fn contains(search: &str, record: &Record, parts: &AdminParts) -> bool {
     let (id, principal) = name_and_principal(record);
     let (caller, principal) = (parts.callers.name_of(&principal), principal.to_string());
@@ -299,6 +304,7 @@ fn contains(search: &str, record: &Record, parts: &AdminParts) -> bool {
     shown.any(|text| text.to_lowercase().contains(search))
 }
 
+/// The values of the parameter `status`.
 const STATUSES: [&str; 5] = ["working", "input_required", "completed", "failed", "cancelled"];
 
 /// Decodes a query value (WHATWG URL, `application/x-www-form-urlencoded`); `None` if it is not UTF-8.

@@ -9,7 +9,7 @@ use http::{HeaderValue, StatusCode, header::RETRY_AFTER};
 use serde::Deserialize;
 use serde_json::json as value;
 
-/// Allowed number of digits of a nonce.
+/// Allowed number of hexadecimal digits of a nonce.
 const NONCE: std::ops::RangeInclusive<usize> = 32..=128;
 
 #[derive(Deserialize)]
@@ -17,7 +17,7 @@ struct CodeRequest<'a> {
     code: &'a str,
 }
 
-/// Exchanges the one-time code in the body for a session token.
+/// Exchanges the one-time code in the body for a session token: the handler of `/session`.
 pub(super) fn session(parts: &AdminParts, body: &[u8]) -> AdminResponse {
     let Ok(CodeRequest { code }) = serde_json::from_slice(body) else {
         return problem(
@@ -36,8 +36,9 @@ pub(super) fn session(parts: &AdminParts, body: &[u8]) -> AdminResponse {
     }
 }
 
-/// Returns the path of the file with the generated token, and a proof over the client's nonce that this proxy
-/// knows the token, so that a command sends the token to no other process.
+/// Responds with the path of the file with the generated token, and with a proof over the client's nonce that
+/// this proxy knows the token, so that a command sends the token to no other process: the handler of
+/// `/token`.
 pub(super) fn token_file(parts: &AdminParts, query: &str) -> AdminResponse {
     let nonce = query
         .strip_prefix("nonce=")

@@ -40,13 +40,13 @@ use tokio::{
 pub struct RunningProxy {
     /// Addresses of the client listeners, with the actual ports.
     pub addresses: Vec<SocketAddr>,
-    /// The admin listener, if there is one.
+    /// The admin listener, if one is configured.
     pub admin: Option<admin::AdminServer>,
-    /// The metrics listener, if there is one.
+    /// The metrics listener, if one is configured.
     pub metrics: Option<admin::MetricsListener>,
-    /// The paths that are served, in the order of the configuration.
+    /// The paths of the routes, in the order of the configuration.
     pub paths: Vec<Arc<str>>,
-    /// Whether clients use TLS.
+    /// Whether the client listeners use TLS.
     pub tls: bool,
     stages: DrainStages,
     shared: SharedParts,
@@ -58,12 +58,13 @@ pub struct RunningProxy {
     config: Config,
     /// Operators' requests to reload.
     reload_requests: admin::ReloadReceiver,
-    /// Servers that a reload has removed, each until it is closed.
+    /// Servers that a reload has removed, each with the task that waits for its last call.
     retiring: Vec<(JoinHandle<()>, Arc<dyn Upstream>)>,
+    /// The exporter of spans, if one is configured.
     traces: Option<ExporterHandle>,
 }
 
-/// Stages of the shutdown, in order.
+/// Stages of the shutdown, in the order in which they start.
 struct DrainStages {
     /// Requests are still served, but `/ready` fails, and each response is the last of its connection.
     notice: Drain,
@@ -75,7 +76,7 @@ struct DrainStages {
     closing: Drain,
 }
 
-/// Why the proxy cannot start.
+/// Error of a proxy that cannot start, or that was not stopped in order.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -99,7 +100,7 @@ pub enum Error {
 /// How long cancelled calls and tasks may take to end after the drain time.
 const FINAL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the collector may take for the last spans.
+/// Time limit of the export of the last spans.
 const SPAN_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Starts a proxy. Once this returns, clients are served.
@@ -110,7 +111,7 @@ pub fn start(config: Config) -> Result<RunningProxy, Error> {
     start_on(config, &Network::System)
 }
 
-/// Starts a proxy on a given network; the admin listener uses the system's in any case.
+/// Starts a proxy on a given network; the admin listener uses that of the system in any case.
 ///
 /// # Errors
 /// As [`start`].
@@ -268,10 +269,11 @@ fn trace_to(config: &Config) -> (Tracer, Option<ExporterHandle>) {
     (tracer, Some(exporting))
 }
 
-/// A store, and its secret where it outlives the process.
+/// A store, and its secret if the store outlives the process.
 type StoreWithSecret = (Arc<dyn Store>, Option<StoreSecret>);
 
-/// The clock of the store's records. A network of pipes runs on tokio's clock, which tests pause.
+/// Creates the clock of the store's records, which goes on from the stored time. A network of pipes runs on
+/// tokio's clock, which tests pause.
 fn clock(net: &Network, store: &dyn Store) -> Arc<dyn Clock> {
     let kept = store.kept_clock();
     Arc::new(match net {
@@ -283,7 +285,8 @@ fn clock(net: &Network, store: &dyn Store) -> Arc<dyn Clock> {
     })
 }
 
-/// Divides the descriptors, and sets the clients' limit accordingly.
+/// Divides the file descriptors between clients and servers, and sets the clients' connection limit
+/// accordingly.
 fn share(allowed: DescriptorLimit, config: &mut Config) -> DescriptorShares {
     let written = (config.connections.clients, config.connections.servers);
     let shares = allowed.share(written, (config.front.limits.connections, upstream::CONNECTIONS));
@@ -348,7 +351,8 @@ async fn probe_servers(servers: Vec<(Arc<str>, Arc<dyn Upstream>)>, stopping: Dr
     }
 }
 
-/// Publishes the value of each limit as a metric. Limits that differ by route are published where they apply.
+/// Publishes the value of each configured limit as a metric. Limits that differ by route are published where
+/// they apply.
 fn publish_limits(config: &Config) {
     let front::Config { limits, timeouts, .. } = &config.front;
     let count = |limit: Limit, value: usize| limit.set_value(value as f64);
@@ -375,7 +379,7 @@ fn publish_limits(config: &Config) {
     count(Limit::PollsPerSecond, quotas.polls_per_second as usize);
     count(Limit::MissesPerMinute, quotas.misses_per_minute as usize);
     count(Limit::ListensPerPrincipal, quotas.listens_per_principal);
-    // These are the same for all routes.
+    // The limits of upstreams are the same for all routes.
     let Some(config::RouteConfig { upstream: upstream::Config { limits, timeouts, .. }, .. }) =
         config.routes.first()
     else {
@@ -400,7 +404,7 @@ fn publish_limits(config: &Config) {
     time(Limit::IdleSession, timeouts.idle_session);
 }
 
-/// The path of each route, its server and its mode, for the log.
+/// Describes each route by its path, its server and its mode, for the log.
 fn describe_routes(routes: &[config::RouteConfig]) -> String {
     let routes = routes.iter().map(|config::RouteConfig { route, server, .. }| {
         let policy::DeferPolicy { mode, after, .. } = route.defer;
@@ -418,7 +422,8 @@ fn describe_routes(routes: &[config::RouteConfig]) -> String {
     routes.collect::<Vec<_>>().join("; ")
 }
 
-/// A server without the parts that may hold a key: query and arguments.
+/// Describes a server without the parts that may contain a key: the query of a URL, the arguments of a
+/// command.
 fn describe_server(server: &UpstreamTarget) -> String {
     match server {
         UpstreamTarget::Url(url) => url.shown().to_owned(),
@@ -426,7 +431,7 @@ fn describe_server(server: &UpstreamTarget) -> String {
     }
 }
 
-/// The configured store, and its secret where it outlives the process.
+/// Opens the configured store, and derives its secret if the store outlives the process.
 fn store(store: &config::StoreConfig, quotas: &policy::TaskQuotas) -> Result<StoreWithSecret, Error> {
     let &policy::TaskQuotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
     let bounds = StoreBounds { stored_bytes, stored_bytes_per_principal };
@@ -457,13 +462,13 @@ fn store(store: &config::StoreConfig, quotas: &policy::TaskQuotas) -> Result<Sto
 // === impl RunningProxy ===
 
 impl RunningProxy {
-    /// An endpoint as a URL.
+    /// Returns the URL of a route, by a listening address and the path of the route.
     pub fn url(&self, address: &SocketAddr, path: &str) -> String {
         let scheme = if self.tls { "https" } else { "http" };
         format!("{scheme}://{address}{path}")
     }
 
-    /// The first endpoint of the configuration, as a URL.
+    /// Returns the URL of the first route at the first address; empty if there is no address.
     fn first_url(&self) -> String {
         let path = self.paths.first().map_or("", |path| path);
         self.addresses.first().map_or_else(String::new, |address| self.url(address, path))
@@ -476,12 +481,12 @@ impl RunningProxy {
         self.stop_unless(std::future::pending()).await;
     }
 
-    /// Shuts down in order, or at once when `hurry` resolves. Returns whether it did so at once.
+    /// Shuts down in order, or at once when `stop_now` resolves. Returns whether it was stopped at once.
     async fn stop_unless(self, hurry: impl Future<Output = ()>) -> bool {
         let (begun, made) = (self.unfinished_work(), self.shared.ledger.created_count());
         let mut left = UnfinishedWork::default();
         let hurried = tokio::select! {
-            // A completed shutdown wins.
+            // If both are ready, the shutdown counts as completed.
             biased;
             () = self.drain(&mut left) => false,
             () = hurry => true,
@@ -525,17 +530,17 @@ impl RunningProxy {
         let UnfinishedWork { calls, tasks, results, .. } = self.unfinished_work();
         DrainStarted { calls, tasks, results, limit }.emit();
         let _ = timeout_at(until, self.wait_until_drained()).await;
-        // Work that is unfinished here is lost.
+        // Work that is unfinished at the end of the drain time is lost.
         *left = UnfinishedWork { is_final: true, ..self.unfinished_work() };
         overdue.start();
-        // This cancels calls at their servers, and answers their clients.
+        // The last stage cancels calls at their servers, and answers their clients.
         let _ = timeout(FINAL_TIMEOUT, draining.completed()).await;
         closing.start();
         let _ = timeout_at(until, closing.completed()).await;
         let served = self.routes.iter().map(|served| &served.upstream);
         let all = served.chain(self.retiring.iter().map(|(_, upstream)| upstream));
         futures_util::future::join_all(all.map(|upstream| upstream.close())).await;
-        // The last responses must still be written.
+        // Connections still have to write the last responses.
         let _ = timeout(FINAL_TIMEOUT, closing.completed()).await;
         let _ = timeout(FINAL_TIMEOUT, self.shared.ledger.close()).await;
     }
@@ -552,7 +557,7 @@ impl RunningProxy {
         }
     }
 
-    /// The work that a shutdown would wait for now.
+    /// Returns the work that a shutdown would wait for now.
     fn pending_work(&self, is_interrupt: bool) -> PendingWork {
         let (UnfinishedWork { calls, tasks, results, .. }, drain) =
             (self.unfinished_work(), &self.config.drain);
@@ -573,16 +578,17 @@ struct UnfinishedWork {
     calls: usize,
     /// Active tasks.
     tasks: usize,
-    /// Results that have not been fetched.
+    /// Results of tasks that have not been fetched.
     results: usize,
-    /// The drain time is over.
+    /// Whether the drain time was over when the work was counted.
     is_final: bool,
 }
 
-/// Supervises a server process for a proxy that has started this program for it. Returns the exit code.
+/// Supervises the process of a stdio server for a proxy that has started this program for that purpose.
+/// Returns the exit code.
 ///
 /// # Errors
-/// If the program was not started by a proxy.
+/// An error if this program was not started by a proxy.
 pub async fn supervise(words: &[String]) -> std::io::Result<u8> {
     upstream::stdio::supervise(words).await
 }

@@ -1,7 +1,7 @@
 //! Reload: applying another configuration while the proxy serves.
 //!
-//! Every step that can fail comes first: certificates are read, new addresses are listened on, new servers
-//! are prepared. Only then anything changes, and from there on nothing fails. New calls are served by the new
+//! Every step that can fail comes first: certificates are read, new addresses are bound, new servers are
+//! prepared. Nothing changes before that, and nothing fails after it. New calls are served by the new
 //! configuration; calls in progress continue under the one they began with. A route keeps its server, with
 //! its sessions and processes, unless that is a different one now; a removed server is closed once no call
 //! needs it ([`Endpoint::retire`](crate::proxy::Endpoint::retire)).
@@ -22,19 +22,20 @@ use std::{collections::HashSet, mem, sync::Arc};
 /// The prepared parts of another configuration.
 struct PreparedRoutes {
     routes: Vec<ServedRoute>,
-    /// Positions of the routes with new servers.
+    /// Indices in `routes` of the routes with new servers.
     added: Vec<usize>,
-    /// Changes for the servers that stay.
+    /// Configuration changes of the servers that stay.
     changes: Vec<ApplyReload>,
 }
 
 // === impl RunningProxy ===
 
 impl RunningProxy {
-    /// Applies another configuration. Returns the changed keys, and those that need a restart.
+    /// Applies another configuration. Returns the keys that changed, and the keys that change only at the
+    /// next start.
     ///
     /// # Errors
-    /// As [`start`](super::start); nothing has changed then.
+    /// The same as for [`start`](super::start); nothing has changed then.
     pub fn reload(&mut self, mut config: Config) -> Result<ChangedKeys, Error> {
         let needs_restart = self.keep_restart_only(&mut config);
         let shares = self.descriptors.map(|allowed| share(allowed, &mut config));
@@ -85,7 +86,7 @@ impl RunningProxy {
         Ok(changed)
     }
 
-    /// Creates the routes of a configuration that do not exist yet.
+    /// Prepares the routes of a configuration: creates new servers, and prepares changes of those that stay.
     fn prepare_routes(&self, config: &Config) -> Result<PreparedRoutes, Error> {
         let keyring = self.shared.keyring(config);
         let mut ready = PreparedRoutes { routes: Vec::new(), added: Vec::new(), changes: Vec::new() };
@@ -121,8 +122,8 @@ impl RunningProxy {
         Ok(ready)
     }
 
-    /// Whether a route keeps its server. Other names among the configured headers make it a different one:
-    /// its sessions were opened without those headers.
+    /// Whether a route keeps its server. Other names among the configured headers make it a different server,
+    /// because its sessions were opened without those headers.
     fn is_same_server(&self, before: &ServedRoute, wanted: &RouteConfig) -> bool {
         let spoken_to = self.config.routes.iter().find(|route| route.route.path == *before.path());
         let names = |config: &upstream::Config| config.headers.keys().cloned().collect::<HashSet<_>>();
@@ -130,7 +131,7 @@ impl RunningProxy {
             && spoken_to.is_some_and(|route| names(&route.upstream) == names(&wanted.upstream))
     }
 
-    /// Keeps the values of keys that need a restart. Returns the names of those that differ.
+    /// Sets the keys that need a restart to their current values. Returns the names of those that differ.
     fn keep_restart_only(&self, config: &mut Config) -> Vec<&'static str> {
         let now = &self.config;
         let mut needs = Vec::new();
@@ -178,7 +179,7 @@ impl RunningProxy {
 // === impl ServedRoute ===
 
 impl ServedRoute {
-    /// The same server, with another configuration.
+    /// Returns the route with another configuration and the same server.
     fn reloaded(&self, config: &RouteConfig, keyring: &Arc<SealKeyring>) -> Self {
         Self {
             server: self.server.clone(),
@@ -187,12 +188,13 @@ impl ServedRoute {
         }
     }
 
-    /// Prepares a change of the server's configuration.
+    /// Prepares a change of the server's configuration, and returns the function that applies it.
     fn prepare_reload(&self, config: &RouteConfig) -> Result<ApplyReload, Error> {
         let change = self.upstream.prepare_reload(&config.upstream);
         change.map_err(|source| Error::Upstream { path: Arc::clone(self.path()), source })
     }
 
+    /// Returns the route as the successor of `before`, whose tasks it continues to serve.
     fn replacing(self, before: &Self) -> Self {
         Self { endpoint: self.endpoint.replacing(&before.endpoint), ..self }
     }

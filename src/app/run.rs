@@ -19,21 +19,21 @@ use tokio::{
     sync::oneshot,
 };
 
-/// The source of the configuration.
+/// How to read the configuration again for a reload.
 pub struct ConfigSource {
-    /// Reads and checks it, or returns everything that is wrong with it.
+    /// Reads and checks the configuration; the error lists everything that is wrong with it.
     pub read: Box<dyn Fn() -> Result<Config, String> + Send>,
-    /// Whether to reload when one of its files changes.
+    /// Whether to reload when a file of the configuration changes (`--watch`).
     pub watched: bool,
 }
 
-/// What ends the process besides SIGTERM and Ctrl-C.
+/// Events that end the process, besides SIGTERM and Ctrl-C.
 #[derive(Default)]
 pub struct StopTriggers {
-    /// SIGHUP ends the process in order, because its terminal has closed; otherwise SIGHUP reloads the
-    /// configuration.
+    /// Whether SIGHUP ends the process in order, because its terminal has closed; otherwise SIGHUP reloads
+    /// the configuration.
     pub on_hangup: bool,
-    /// Resolves when an MCP host writes to the standard input.
+    /// Resolves when an MCP host writes to the standard input; `None` if the standard input is not read.
     pub on_host: Option<oneshot::Receiver<()>>,
 }
 
@@ -43,14 +43,17 @@ struct StopSignals {
     interrupt: Option<Signal>,
 }
 
-/// What has triggered a reload.
+/// Trigger of a reload.
 enum ReloadTrigger {
+    /// SIGHUP.
     Signal,
+    /// `POST /reload`, with the sender for its result.
     Operator(oneshot::Sender<ReloadResult>),
+    /// A file of the configuration has changed.
     Watch,
 }
 
-/// The work that a shutdown waits for.
+/// The work that a shutdown waits for, counted at its begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PendingWork {
     /// Calls in flight that are not tasks.
@@ -59,20 +62,20 @@ pub struct PendingWork {
     pub tasks: usize,
     /// Results of tasks that have not been fetched.
     pub results: usize,
-    /// Time limit (`drain`).
+    /// Longest time that the shutdown waits (`drain`, notice and drain time together).
     pub limit: Duration,
     /// Whether the signal was Ctrl-C, and not SIGTERM.
     pub is_interrupt: bool,
 }
 
-/// Keys that are named in a log line.
+/// Most keys that a log event names.
 const MAX_NAMES: usize = 20;
 
 /// Serves until the process is signalled to stop, then shuts down in order; at once at a second signal.
-/// `ready` is called once clients are served, `stopping` when the shutdown begins.
+/// `on_ready` is called once clients are served, `on_stopping` when the shutdown begins.
 ///
 /// # Errors
-/// As [`start`]; [`Error::SecondSignal`], [`Error::StartedByHost`].
+/// The same as for [`start`]; also [`Error::SecondSignal`] and [`Error::StartedByHost`].
 pub async fn run(
     mut config: Config,
     source: ConfigSource,
@@ -144,11 +147,11 @@ pub async fn run(
     }
 }
 
-/// Folders for the admin token that is created at the start: beside the store, else in the runtime directory
-/// of the login session.
+/// Returns the folders for the admin token that is generated at start: beside the store, else in the runtime
+/// directory of the login session.
 fn token_folders(config: &Config) -> Vec<TokenFolder> {
     let store = match &config.store {
-        // `.` has no name of its own.
+        // The path is made absolute first, because `.` has no parent.
         StoreConfig::Disk { path, .. } => {
             absolute(path).ok().and_then(|path| path.parent().map(Path::to_owned))
         }
@@ -180,7 +183,7 @@ fn paths(config: &Config) -> Vec<PathBuf> {
     config.files.0.iter().map(|file| file.path.clone()).collect()
 }
 
-/// Joins names for a log line, at most [`MAX_NAMES`].
+/// Joins names for a log line, at most [`MAX_LOGGED_KEYS`].
 fn join_names(names: &[impl Display]) -> String {
     let mut shown: Vec<_> = names.iter().take(MAX_NAMES).map(ToString::to_string).collect();
     if names.len() > MAX_NAMES {
@@ -210,7 +213,7 @@ impl StopSignals {
         Self { terminate, interrupt }
     }
 
-    /// Resolves at the next SIGTERM or Ctrl-C. Returns whether it was the latter.
+    /// Resolves at the next SIGTERM or Ctrl-C. Returns whether the signal was Ctrl-C.
     async fn stop(&mut self) -> bool {
         tokio::select! {
             _ = or_pending(self.terminate.as_mut().map(Signal::recv)) => false,

@@ -20,24 +20,26 @@ pub(super) struct SharedParts {
     pub(super) switchboard: Arc<CallRegistry>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) tracer: Tracer,
-    /// Signals: no new calls; end of the drain time; end of listen streams.
+    /// Shutdown signals, in order: no new calls; the drain time is over; listen streams end.
     pub(super) signals: [DrainWatch; 3],
     pub(super) net: Network,
+    /// Creates upstreams; tests replace it.
     pub(super) make_upstream: Box<UpstreamFactory>,
-    /// Key that seals `requestState` where none is configured; it lasts as long as the process, or as the
-    /// store if that is durable.
+    /// Key that seals `requestState` if none is configured. Random, and lost with the process, unless the
+    /// store is durable and provides it.
     pub(super) own_key: [u8; 32],
     /// Binds session ids of legacy clients to their principal, by the same keys.
     pub(super) sessions: SwapCell<SessionSeal>,
 }
 
-/// Creates the connection to a server.
+/// Function that creates the upstream of a route.
 pub(super) type UpstreamFactory = dyn Fn(UpstreamTarget, &str, upstream::Config, &Network) -> Result<Arc<dyn Upstream>, UpstreamSetupError>
     + Send
     + Sync;
 
-/// A route that is served.
+/// A route with its server and the endpoint that serves it.
 pub(super) struct ServedRoute {
+    /// The configured URL or command of the server.
     pub(super) server: UpstreamTarget,
     pub(super) upstream: Arc<dyn Upstream>,
     pub(super) endpoint: Endpoint,
@@ -59,7 +61,7 @@ impl SharedParts {
     /// Creates a route.
     ///
     /// # Errors
-    /// As [`SharedParts::serve`].
+    /// The same as for [`SharedParts::create_routes`].
     pub(super) fn serve_one(
         &self,
         config: &RouteConfig,
@@ -82,25 +84,28 @@ impl SharedParts {
         Ok(ServedRoute { server: server.clone(), upstream, endpoint })
     }
 
-    /// The configured keys, and the proxy's own, which opens state that was sealed while none was configured.
+    /// Returns the keys that seal `requestState`: the configured ones, and the proxy's own as the last, which
+    /// opens state that was sealed while none was configured.
     pub(super) fn keyring(&self, config: &Config) -> Arc<SealKeyring> {
         let (sealing, older) = keys(config, self.own_key);
         Arc::new(SealKeyring::new(sealing, &older))
     }
 
-    /// Binds session ids by the keys of this configuration from now on.
+    /// Binds session ids by the keys of this configuration from now on; ids that older keys bound stay valid.
     pub(super) fn bind_sessions(&self, config: &Config) {
         self.sessions.set(session_seal(config, self.own_key));
     }
 }
 
-/// A seal that binds session ids by the configured keys, and opens those bound by the proxy's own.
+/// Creates a seal that binds session ids by the configured keys, and opens those that the proxy's own key
+/// bound.
 pub(super) fn session_seal(config: &Config, own_key: [u8; 32]) -> SessionSeal {
     let (sealing, older) = keys(config, own_key);
     SessionSeal::new(sealing, older)
 }
 
-/// The key that seals, and the older ones: those of the configuration, and the proxy's own as the last.
+/// Returns the key that seals, and the older keys: those of the configuration, and the proxy's own as the
+/// last.
 fn keys(config: &Config, own_key: [u8; 32]) -> ([u8; 32], Vec<[u8; 32]>) {
     let mut keys = config.state_keys.iter().map(|key| *key.expose()).chain([own_key]);
     let sealing = keys.next().expect("there is our own");
@@ -110,12 +115,13 @@ fn keys(config: &Config, own_key: [u8; 32]) -> ([u8; 32], Vec<[u8; 32]>) {
 // === impl ServedRoute ===
 
 impl ServedRoute {
+    /// Returns the path of the route.
     pub(super) fn path(&self) -> &Arc<str> {
         &self.endpoint.route().path
     }
 }
 
-/// Puts the configuration of these routes into effect.
+/// Puts the configuration of these routes into effect: registers their metrics, and applies their limits.
 pub(super) fn put_into_effect(routes: &[ServedRoute]) {
     for served in routes {
         metrics::register_route(served.path(), matches!(served.server, UpstreamTarget::Command(_)));
@@ -123,16 +129,17 @@ pub(super) fn put_into_effect(routes: &[ServedRoute]) {
     }
 }
 
+/// Returns the services of the routes, for the front.
 pub(super) fn services(routes: &[ServedRoute]) -> Vec<Arc<dyn RouteService>> {
     routes.iter().map(|served| -> Arc<dyn RouteService> { Arc::new(served.endpoint.clone()) }).collect()
 }
 
-/// The servers behind the routes, by path.
+/// Returns the servers behind the routes, each with the path of its route.
 pub(super) fn servers(routes: &[ServedRoute]) -> Vec<(Arc<str>, Arc<dyn Upstream>)> {
     routes.iter().map(|served| (Arc::clone(served.path()), Arc::clone(&served.upstream))).collect()
 }
 
-/// The routes as shown to operators.
+/// Returns the routes as the admin listener shows them.
 pub(super) fn shown_routes(routes: &[ServedRoute]) -> Vec<admin::RouteEntry> {
     let shown = routes.iter().map(|served| admin::RouteEntry {
         route: Arc::clone(served.endpoint.route()),

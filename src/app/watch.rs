@@ -1,7 +1,7 @@
 //! Watches the files of a configuration.
 //!
-//! It polls instead of using the system's notifications: a replaced file, or a replaced folder behind a link,
-//! as Kubernetes uses for mounted configurations, is noticed in the same way on all systems.
+//! The files are polled, without the notifications of the system: a replaced file, or a replaced folder
+//! behind a link, as Kubernetes uses for mounted configurations, is noticed in the same way on all systems.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
 };
 use tokio::time::sleep;
 
-/// The watched files.
+/// The watched files, and their state at the last poll.
 pub(super) struct FileWatch {
     files: Vec<PathBuf>,
     seen: Vec<FileFingerprint>,
@@ -20,18 +20,19 @@ pub(super) struct FileWatch {
 /// file.
 type FileFingerprint = Option<(u64, SystemTime, u64)>;
 
-/// Interval of the polls. Changes in between are read once.
+/// Interval of the polls. Several changes in between are read once.
 const PERIOD: Duration = Duration::from_secs(1);
 
 // === impl FileWatch ===
 
 impl FileWatch {
+    /// Watches these files from now on.
     pub(super) fn new(files: Vec<PathBuf>) -> Self {
         let seen = files.iter().map(|file| fingerprint(file)).collect();
         Self { files, seen }
     }
 
-    /// Replaces the files; a file that has changed since the last poll counts as changed.
+    /// Replaces the watched files. A file that has changed since the last poll still counts as changed.
     pub(super) fn set_files(&mut self, files: Vec<PathBuf>) {
         let seen = |file: &PathBuf| match self.files.iter().position(|known| known == file) {
             Some(at) => self.seen[at],
@@ -41,8 +42,8 @@ impl FileWatch {
         self.files = files;
     }
 
-    /// Resolves when a file has changed and all have then stayed the same for a period, so that no change is
-    /// read halfway.
+    /// Resolves when a file has changed and all have then stayed the same for one [`POLL_INTERVAL`], so that
+    /// no change is read halfway.
     pub(super) async fn changed(&mut self) {
         let mut before = self.seen.clone();
         loop {

@@ -24,7 +24,7 @@ use serde_json::value::RawValue;
 use std::{fmt::Write as _, time::Duration};
 use tokio::time::{sleep, timeout};
 
-/// Time to wait for the response to a cancellation before exiting.
+/// Longest wait for the response to a cancellation before the program exits.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
 /// Time after which a pending cancellation is reported.
 const CANCEL_NOTICE_DELAY: Duration = Duration::from_millis(250);
@@ -60,7 +60,7 @@ pub struct Args {
     ask: ask::AnswerArgs,
 }
 
-/// Why a call has no outcome.
+/// Reason why a call has no outcome.
 #[derive(Debug, thiserror::Error)]
 enum CallFailure {
     #[error(transparent)]
@@ -77,14 +77,14 @@ enum CallFailure {
     TooManyRounds,
 }
 
-/// Progress output during the call.
+/// Output of the progress of a call.
 struct ProgressScreen<'a> {
     printer: &'a mut Printer,
-    /// Drawn on standard error if that is a terminal.
+    /// The progress bar, on standard error; `None` if that is not a terminal.
     bar: Option<StatusBar>,
     /// The initial text of the bar.
     title: String,
-    /// The last line, to print changes only.
+    /// The last printed line, so that only changes are printed.
     last: String,
 }
 
@@ -112,7 +112,8 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     code
 }
 
-/// Runs the call to its end, including input requests. If the response is a ticket, stores it in `current`.
+/// Runs the call to its end, including input requests. If the response is a ticket, stores it in
+/// `current_ticket`.
 async fn run_call(
     session: &mut ToolSession,
     asker: &mut InputResponder,
@@ -148,8 +149,8 @@ async fn run_call(
                 (tool, arguments) = (ticket.result_tool.clone(), ticket.arguments());
                 *current = Some(ticket);
                 let call = client::ToolCall { tool: &tool, arguments: &arguments };
-                // Runs in parallel to the call: a proxy that waits for the result takes longer than the
-                // pause.
+                // The pause runs in parallel to the call: a proxy that waits for the result takes longer than
+                // the pause.
                 let pause = sleep(Ticket::PAUSE);
                 turn = session.call(&call, &mut |step| screen.show(&step)).await?;
                 if matches!(&turn, CallTurn::Ended(CallEnding::Result(next)) if Ticket::of(next, &called).is_some())
@@ -173,7 +174,7 @@ async fn run_call(
     }
 }
 
-/// Prints the outcome, and cancels the call if its result is no longer awaited.
+/// Prints the outcome, and cancels the call if its result is no longer awaited. Returns the exit code.
 async fn conclude(
     ending: Result<CallEnding, CallFailure>,
     session: &mut ToolSession,
@@ -214,7 +215,7 @@ async fn conclude(
     }
 }
 
-/// The status message of a task, after a colon.
+/// Returns the status message of a task, after a colon; empty if it has none.
 fn status_suffix(task: Task) -> String {
     task.message.map(|why| format!(": {why}")).unwrap_or_default()
 }
@@ -274,7 +275,7 @@ async fn cancel(session: &mut ToolSession, current: Option<&Ticket>, printer: &m
 // === impl Args ===
 
 impl Args {
-    /// The tool or the task.
+    /// Returns the tool to call, or the task to follow.
     fn target(&self) -> &str {
         self.tool.as_deref().or(self.task.as_deref()).unwrap_or_default()
     }
@@ -289,14 +290,14 @@ impl<'a> ProgressScreen<'a> {
         screen
     }
 
-    /// Starts to draw, initially or after other output.
+    /// Starts to draw the bar, initially or after other output.
     fn begin(&mut self) {
         if let Some(bar) = &mut self.bar {
             bar.begin(&self.title);
         }
     }
 
-    /// Removes the bar, until [`ProgressScreen::begin`].
+    /// Removes the bar until the next [`ProgressScreen::begin`].
     fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.clear();
@@ -325,7 +326,7 @@ impl<'a> ProgressScreen<'a> {
         }
     }
 
-    /// Reports a ticket, the first one or a repeated one (`again`).
+    /// Reports a ticket, or only its status message if the ticket has been reported before.
     fn show_ticket(&mut self, ticket: &Ticket, again: bool) {
         if !again {
             self.print(&format!("still running; fetching the result with the ticket {}", ticket.ticket));
@@ -374,6 +375,7 @@ impl<'a> ProgressScreen<'a> {
     }
 }
 
+/// Describes a new task: its handle, retention and poll interval.
 pub(super) fn handle_text(task: &Task) -> String {
     let kept = task.ttl.map_or_else(|| "forever".to_owned(), |ttl| format!("for {}", show_duration(ttl)));
     format!("task {} (kept {kept}, polled every {})", task.id, show_duration(task.poll_interval))
@@ -393,8 +395,8 @@ fn print(result: &RawValue, json: bool, printer: &mut Printer) -> u8 {
     if is_error { NO } else { DONE }
 }
 
-/// The contents of a tool result for display: texts as they are, others by type. A result without contents is
-/// shown as JSON.
+/// Returns the contents of a tool result for display: texts as they are, others by type. A result without
+/// contents is shown as JSON.
 pub(super) fn result_text(result: &RawValue) -> String {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]

@@ -6,7 +6,7 @@ use clap::{
 };
 use std::ffi::OsStr;
 
-/// Parses a value with `read`; `words` are shown in help and completion.
+/// Parses a value with `parser`; help and completion show `choices`.
 #[derive(Clone)]
 pub(super) struct ChoiceParser<P> {
     words: &'static [&'static str],
@@ -16,6 +16,7 @@ pub(super) struct ChoiceParser<P> {
 // === impl ChoiceParser ===
 
 impl<P> ChoiceParser<P> {
+    /// Creates a parser. `choices` are shown only; `parser` decides which values are valid.
     pub(super) const fn new(words: &'static [&'static str], read: P) -> Self {
         Self { words, read }
     }

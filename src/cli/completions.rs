@@ -12,13 +12,14 @@ pub struct Args {
 
 /// Prints the script for the shell and returns the exit code.
 pub fn run(args: &Args, program: &Command, printer: &mut Printer) -> u8 {
-    // The generators would include hidden commands.
+    // Hidden commands are left out, because the generators would include them.
     let shown = program.get_subcommands().filter(|command| !command.is_hide_set());
     let mut shown = Command::new(env!("CARGO_PKG_NAME"))
         .version(env!("CARGO_PKG_VERSION"))
         .args(program.get_arguments())
         .subcommands(shown.cloned());
-    // Generated in memory, because the generator panics if the reader closes the pipe (`| head`).
+    // The script is generated in memory, because the generator panics if the reader closes the pipe (`|
+    // head`).
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut shown, env!("CARGO_PKG_NAME"), &mut script);
     printer.generated(&script);

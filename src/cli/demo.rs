@@ -1,7 +1,7 @@
 //! `deferral demo`: a slow legacy server, the proxy in front of it, and what a client sees.
 //!
-//! It needs nothing else. It makes a quick and a slow call, prints commands to try in another terminal, and
-//! serves until it is stopped.
+//! The demo needs nothing else. It makes a quick and a slow call, prints commands to try in another terminal,
+//! and serves until it is stopped.
 
 use super::{
     DONE, FAILED,
@@ -31,9 +31,11 @@ use tokio::net::TcpListener;
 
 /// Duration of the slow call in seconds; the threshold is a quarter of it.
 const SECONDS: u32 = 4;
+/// The threshold of the demo (`defer.after`).
 const AFTER: &str = "1s";
 /// The response to the demo's own input request.
 const ANSWER: &str = r#"{"action":"accept","content":{"date":"2026-08-01","party":4,"seat":"outside"}}"#;
+/// The capabilities that the demo's client declares.
 const DECLARED: ClientSupport =
     ClientSupport { tasks: true, elicitation: true, sampling: false, roots: false };
 
@@ -44,7 +46,7 @@ pub struct Args {
     listen: SocketAddr,
 }
 
-/// Why the demo cannot run.
+/// Error of a demo that cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the server of the demo cannot start: {0}")]
@@ -57,7 +59,7 @@ pub enum Error {
     Unexpected { tool: &'static str, ending: String },
 }
 
-/// Runs until it is stopped, and returns the exit code.
+/// Runs the demo until it is stopped, and returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     match serve(args, printer).await {
         Ok(()) => DONE,
@@ -71,7 +73,7 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
 /// Starts server and proxy, and shows the calls.
 ///
 /// # Errors
-/// [`Error`] says what could not be started or shown.
+/// [`Error`] says what could not be started, or which call failed.
 async fn serve(args: Args, printer: &mut Printer) -> Result<(), Error> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(Error::Server)?;
     let server = listener.local_addr().map_err(Error::Server)?;
@@ -101,8 +103,8 @@ async fn serve(args: Args, printer: &mut Printer) -> Result<(), Error> {
     shown.map(|_| ())
 }
 
-/// The configuration of the proxy as a file. The admin listener has the default address if the client
-/// listener has, so that commands find it.
+/// Returns the configuration of the proxy as the text of a file. The admin listener has the default address
+/// if the client listener has, so that commands find it.
 fn config_text(listen: SocketAddr, server: SocketAddr) -> String {
     let admin = match listen.port() {
         0 | u16::MAX => 0,
@@ -122,10 +124,11 @@ routes:
     )
 }
 
-/// Prints the events of a call.
+/// Makes calls, and prints their events.
 struct DemoPrinter<'a> {
     printer: &'a mut Printer,
     clock: SystemClock,
+    /// The start of the current call.
     begun: Instant,
 }
 
@@ -259,12 +262,12 @@ impl DemoPrinter<'_> {
             }
             CallStep::Polled(task) => self.event(&format!("tasks/get: {}", state(task))),
             CallStep::Lost(error) => self.event(&format!("{error}; retrying")),
-            // Occurs with legacy servers only.
+            // These steps occur with legacy servers only.
             CallStep::Refused { .. } | CallStep::Revision(_) => {}
         }
     }
 
-    /// Prints input requests, and responds to them.
+    /// Prints input requests, and returns the responses to them.
     fn answers(&mut self, questions: &[RequestedInput]) -> InputResponseMap {
         let mut answers = InputResponseMap::new();
         for question in questions {
@@ -289,7 +292,7 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("  {line}\n")).collect()
 }
 
-/// A request as a shell command.
+/// Formats a request as a shell command.
 fn curl(url: &str, method: &Method, name: Option<&str>, mut params: Value) -> String {
     let version = Revision::V2026_07_28.as_str();
     params["_meta"] = json!({

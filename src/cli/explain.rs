@@ -91,7 +91,8 @@ fn invalid(error: &serde_json::Error) -> Error {
 // === impl TaskExplanation ===
 
 impl TaskExplanation {
-    /// The explanation, line by line. Lines may contain names and messages of clients and servers.
+    /// Returns the explanation, line by line. The lines may contain names and messages of clients and
+    /// servers.
     fn lines(&self) -> Vec<String> {
         let Self { task, route, tool, status, view, principal, caller, .. } = self;
         let shown = match view.as_str() {
@@ -178,7 +179,7 @@ fn count_of(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A duration in seconds, rounded for display.
+/// Formats a duration in seconds, rounded for display.
 fn time(millis: u64) -> String {
     match millis {
         0..10_000 => format!("{} s", millis as f64 / 1e3),

@@ -10,11 +10,12 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// Maximum number of bytes that are read. The first message of a host is far shorter, and comes first.
+/// Maximum number of bytes of standard input that are read. The first message of a host is far shorter, and
+/// comes first.
 const LOOKED_AT: u64 = 1 << 20;
 
-/// Resolves when a JSON-RPC message arrives on standard input, or with an error at its end. A terminal is not
-/// read.
+/// Starts to read standard input. The receiver resolves when a JSON-RPC message arrives, or with an error at
+/// the end of the input. `None` for a terminal, which is not read.
 ///
 /// The reading thread ends with the process, because a blocked read cannot be cancelled.
 pub fn watch() -> Option<oneshot::Receiver<()>> {
@@ -30,7 +31,7 @@ pub fn watch() -> Option<oneshot::Receiver<()>> {
     reading.is_ok().then_some(message)
 }
 
-/// Whether one of the lines is a JSON-RPC message or batch.
+/// Whether a line of the input is a JSON-RPC message or batch.
 fn has_message(input: impl Read) -> bool {
     let mut input = BufReader::new(input.take(LOOKED_AT));
     let mut line = Vec::new();

@@ -12,7 +12,7 @@ pub struct Args {
 
 /// Prints the page and returns the exit code.
 pub fn run(args: &Args, mut program: Command, printer: &mut Printer) -> u8 {
-    // Sets the full name of each subcommand.
+    // `build` sets the full name of each subcommand.
     program.build();
     let mut page = &program;
     for word in &args.command {

@@ -1,7 +1,8 @@
 //! The command line: one file for each command.
 //!
 //! Command names, flags and exit codes are used in scripts and do not change (`docs/commands.md`). The exit
-//! codes are [`DONE`], [`NO`], [`FAILED`] and [`CANCELLED`]. All output goes through a [`Printer`].
+//! codes are [`EXIT_SUCCESS`], [`EXIT_NEGATIVE`], [`EXIT_FAILURE`] and [`EXIT_CANCELLED`]. All output goes
+//! through a [`Printer`].
 
 mod ask;
 mod call;
@@ -98,7 +99,7 @@ enum CliCommand {
 // === impl Cli ===
 
 impl Cli {
-    /// The given command, or `serve` by default.
+    /// Returns the given command, or `serve` by default.
     fn command(self) -> CliCommand {
         self.command.unwrap_or(CliCommand::Serve(self.serve))
     }
@@ -139,7 +140,7 @@ pub fn run() -> ExitCode {
 
 /// Prints help, the version, or a usage error. Returns the exit code.
 fn report_usage_error(error: &clap::Error, mut printer: Printer) -> u8 {
-    // A closed stream is no error here.
+    // A closed standard error is ignored.
     let _ = error.print();
     let words: Vec<_> = env::args().skip(1).collect();
     if let Some(server) = server_command(error, &words) {
@@ -150,7 +151,8 @@ fn report_usage_error(error: &clap::Error, mut printer: Printer) -> u8 {
     u8::try_from(error.exit_code()).unwrap_or(FAILED)
 }
 
-/// The command line with `--` inserted before the command of a server, if it was probably forgotten.
+/// Returns the command line with `--` inserted before the command of a server, if `--` was probably
+/// forgotten.
 fn server_command(error: &clap::Error, words: &[String]) -> Option<String> {
     let kind = match error.kind() {
         ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
@@ -159,7 +161,7 @@ fn server_command(error: &clap::Error, words: &[String]) -> Option<String> {
     };
     let Some(ContextValue::String(unknown)) = error.get(kind) else { return None };
     let program = <Cli as CommandFactory>::command();
-    // For example, `chek` is a misspelling of `check`.
+    // A misspelled command, such as `chek`, is not the command of a server.
     let is_typo_of = |name: &str| strsim::damerau_levenshtein(unknown, name) <= name.len().max(3) / 3;
     let is_typo = program.get_subcommands().any(|known| is_typo_of(known.get_name()));
     let at =
@@ -181,13 +183,13 @@ fn server_command(error: &clap::Error, words: &[String]) -> Option<String> {
 }
 
 /// The environment variable for the number of worker threads, with the name that tokio uses. Overrides
-/// [`threads_for`].
+/// [`default_threads`].
 const THREADS: &str = "TOKIO_WORKER_THREADS";
 
-/// The number of worker threads.
+/// Returns the number of worker threads.
 ///
 /// # Errors
-/// The environment variable is invalid.
+/// A message if the environment variable is invalid.
 fn threads() -> Result<usize, String> {
     match env::var_os(THREADS).filter(|asked| !asked.is_empty()) {
         None => Ok(threads_for(thread::available_parallelism().map_or(1, NonZeroUsize::get))),
@@ -203,13 +205,13 @@ fn threads() -> Result<usize, String> {
     }
 }
 
-/// One thread for two cores: clients and servers often run on the same machine, and a call that is handled by
-/// two threads costs a third more than one that stays on a thread (`benches/README.md`).
+/// Returns one thread for two cores: clients and servers often run on the same machine, and a call that is
+/// handled by two threads costs a third more than a call that stays on a thread (`benches/README.md`).
 const fn threads_for(cores: usize) -> usize {
     if cores < 2 { 1 } else { cores / 2 }
 }
 
-/// The runtime of all commands.
+/// Creates the runtime of a command.
 fn runtime() -> Runtime {
     runtime::Builder::new_multi_thread()
         .worker_threads(threads().unwrap_or(1))
@@ -225,7 +227,7 @@ fn runtime() -> Runtime {
 async fn interrupted() {
     let mut interrupt = signal(SignalKind::interrupt()).ok();
     let mut terminate = signal(SignalKind::terminate()).ok();
-    // A signal that cannot be handled never resolves.
+    // The future of a signal that cannot be handled never resolves.
     tokio::select! {
         _ = or_pending(interrupt.as_mut().map(Signal::recv)) => {}
         _ = or_pending(terminate.as_mut().map(Signal::recv)) => {}

@@ -16,16 +16,19 @@ pub struct AdminArgs {
     token_file: Option<PathBuf>,
 }
 
+/// The default admin address.
 const DEFAULT: &str = "http://127.0.0.1:8809";
+/// The environment variable with the admin token.
 const TOKEN: &str = "DEFERRAL_ADMIN_TOKEN";
 
 // === impl AdminArgs ===
 
 impl AdminArgs {
-    /// A client with the admin token, if there is one.
+    /// Creates a client with the admin token of the option, the variable or a token file on this machine, if
+    /// there is one.
     ///
     /// # Errors
-    /// The address or the token is invalid.
+    /// A message if the address or the token is invalid.
     pub fn operator(&self) -> Result<AdminClient, String> {
         self.check_scheme()?;
         let token = match &self.token_file {
@@ -39,10 +42,10 @@ impl AdminArgs {
         AdminClient::new(self.admin.clone(), token).map_err(|error| error.to_string())
     }
 
-    /// A client without a token, for health checks.
+    /// Creates a client without a token, for health checks.
     ///
     /// # Errors
-    /// The address is invalid.
+    /// A message if the address is invalid.
     pub fn probe(&self) -> Result<AdminClient, String> {
         self.check_scheme().map(|()| AdminClient::probe(self.admin.clone()))
     }
@@ -54,7 +57,7 @@ impl AdminArgs {
         }
     }
 
-    /// The error with a suggestion.
+    /// Returns the text of an error, with a suggestion where there is one.
     pub fn explain(&self, error: &Error) -> String {
         match error {
             Error::Unreachable { .. } => format!(
@@ -70,8 +73,8 @@ impl AdminArgs {
         }
     }
 
-    /// Prints the error with a suggestion. Returns the exit code: [`NO`] if the proxy refused the request as
-    /// such.
+    /// Prints the error with a suggestion. Returns the exit code: [`EXIT_NEGATIVE`](super::EXIT_NEGATIVE) if
+    /// the proxy refused the request as such.
     pub fn report(&self, error: &Error, printer: &mut Printer) -> u8 {
         printer.error(self.explain(error));
         match error {

@@ -19,7 +19,7 @@ use std::{
 pub struct Printer {
     out: Box<dyn Write + Send>,
     err: Box<dyn Write + Send>,
-    /// The error of standard output. A closed pipe (`| head`) is not reported.
+    /// The first error of standard output; a closed pipe (`| head`) is stored, but not reported.
     failed: Option<io::Error>,
 }
 
@@ -31,27 +31,29 @@ const INDENT: &str = "  ";
 // === impl Printer ===
 
 impl Printer {
+    /// Creates a printer for standard output and standard error.
     pub fn standard() -> Self {
         Self::new(io::stdout(), io::stderr())
     }
 
+    /// Creates a printer that writes results to `out` and messages to `err`.
     pub fn new(out: impl Write + Send + 'static, err: impl Write + Send + 'static) -> Self {
         Self { out: Box::new(out), err: Box::new(err), failed: None }
     }
 
-    /// Prints one line.
+    /// Prints a text on one line of standard output.
     pub fn line(&mut self, text: impl Display) {
         let line = format!("{}\n", inline(&text.to_string()));
         self.write(&line);
     }
 
-    /// Prints several lines of untrusted text, such as a tool result.
+    /// Prints several lines of untrusted text, such as a tool result, on standard output.
     pub fn text(&mut self, text: impl Display) {
         let text = format!("{}\n", lines(&text.to_string()));
         self.write(&text);
     }
 
-    /// Prints a value as indented JSON.
+    /// Prints a value as indented JSON on standard output.
     pub fn json(&mut self, value: &impl Serialize) {
         let text = serde_json::to_string_pretty(value).expect("it is written to memory");
         let text = format!("{}\n", json_text(&text));
@@ -64,13 +66,13 @@ impl Printer {
         self.write(&text);
     }
 
-    /// Prints output of this program byte for byte: shell scripts, manual pages.
+    /// Prints output that this program generates, such as shell scripts and manual pages, byte for byte.
     pub fn generated(&mut self, bytes: &[u8]) {
         let written = self.out.write_all(bytes).and_then(|()| self.out.flush());
         self.failed = self.failed.take().or_else(|| written.err());
     }
 
-    /// Prints why the command fails: `error: …`.
+    /// Prints the reason why the command fails on standard error: `error: …`.
     pub fn error(&mut self, text: impl Display) {
         self.note(format_args!("error: {text}"));
     }
@@ -93,7 +95,7 @@ impl Printer {
         self.write_error(&quoted.join("\n"));
     }
 
-    /// Prints a prompt; the response follows on the same line.
+    /// Prints a prompt on standard error, without a line break; the user's input follows on the same line.
     pub fn prompt(&mut self, text: &str) {
         // A closed standard error is ignored.
         let _ = write!(self.err, "{} ", inline(text)).and_then(|()| self.err.flush());
@@ -104,7 +106,7 @@ impl Printer {
         self.failed.is_some()
     }
 
-    /// The exit code of the command: 2 if output was lost, which is reported, else `code`.
+    /// Returns the exit code of the command: 2 if output was lost, which is reported, else `code`.
     pub fn finish(mut self, code: u8) -> u8 {
         match self.failed.take().filter(|error| error.kind() != io::ErrorKind::BrokenPipe) {
             Some(error) => {
@@ -131,7 +133,7 @@ pub struct StatusBar(ProgressBar);
 // === impl StatusBar ===
 
 impl StatusBar {
-    /// `None` if standard error is not a terminal.
+    /// Creates a bar that is not drawn yet; `None` if standard error is not a terminal.
     pub fn on_terminal() -> Option<Self> {
         is_terminal().then(|| Self(ProgressBar::hidden()))
     }
@@ -149,6 +151,7 @@ impl StatusBar {
         self.0.finish_and_clear();
     }
 
+    /// Sets the text of the bar.
     pub fn message(&self, text: &str) {
         self.0.set_message(inline(text));
     }
@@ -157,7 +160,7 @@ impl StatusBar {
     pub fn set_progress(&self, share: f64) {
         let style = ProgressStyle::with_template("{spinner} {elapsed:>4} {bar:30} {percent:>3}% {wide_msg}");
         self.0.set_style(style.expect("the template is valid"));
-        // In thousandths, because positions are integers.
+        // The progress is in thousandths, because positions are integers.
         self.0.set_length(1000);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 1000")]
         self.0.set_position((share.clamp(0.0, 1.0) * 1000.0) as u64);
@@ -179,12 +182,12 @@ pub fn is_output_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// The text on one line, with control and direction characters escaped.
+/// Returns the text on one line, with control and direction characters escaped.
 pub fn inline(text: &str) -> String {
     lines(text).replace(['\n', '\t'], " ")
 }
 
-/// The text with further lines indented, so that none of them looks like a message of its own.
+/// Returns the text with further lines indented, so that none of them looks like a message of its own.
 fn message(text: &str) -> String {
     let text = lines(text);
     let mut all = text.lines();
@@ -196,7 +199,7 @@ fn message(text: &str) -> String {
     out
 }
 
-/// The text with line breaks and tabs kept, and other control characters escaped.
+/// Returns the text with line breaks and tabs kept, and other control characters escaped.
 fn lines(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
@@ -243,7 +246,7 @@ pub mod tests {
     use super::*;
     use std::sync::{Arc, Mutex, PoisonError};
 
-    /// The output of a printer on one or both streams.
+    /// What a printer has written to one or both streams.
     #[derive(Clone, Default)]
     pub struct Screen(Arc<Mutex<Vec<u8>>>);
 

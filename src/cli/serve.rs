@@ -80,8 +80,7 @@ pub struct Args {
 const MODES: &[&str] = &["auto", "never", "always", "required", "observe"];
 const LEVELS: &[&str] = &["error", "warn", "info", "debug", "trace"];
 
-/// Each flag and its environment variable. The variable applies if the flag is absent, and overrides the
-/// file.
+/// Each flag and its environment variable. A variable applies if its flag is absent, and overrides the file.
 const VARIABLES: [(&str, &str); 14] = [
     ("--upstream", "DEFERRAL_UPSTREAM"),
     ("--config", "DEFERRAL_CONFIG"),
@@ -105,7 +104,7 @@ Every flag of `serve` is also an environment variable: --log-level is DEFERRAL_L
 A flag overrides its variable, and a variable overrides the configuration file. Separate several values of DEFERRAL_HOST \
 and DEFERRAL_TOOL by commas.";
 
-/// A tool rule as valid texts.
+/// A tool rule of `--tool`, as texts that have been validated.
 #[derive(Clone, Debug)]
 struct ToolOverride {
     pattern: String,
@@ -113,7 +112,7 @@ struct ToolOverride {
     after: Option<String>,
 }
 
-/// Why the proxy cannot start.
+/// Error of a command line or configuration with which the proxy cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
@@ -128,8 +127,8 @@ pub enum Error {
     Config(#[from] Problems),
 }
 
-/// Serves until the process is stopped. Prints a line for each address and path when it is ready, with the
-/// actual port. Returns the exit code.
+/// Serves until the process is stopped. Once clients are served, prints a line for each address and path,
+/// with the actual port. Returns the exit code.
 pub fn run(args: Args, printer: &mut Printer) -> u8 {
     let environment = Environment::of_process();
     misspelt_variables(&environment).for_each(|warning| printer.note_line(warning));
@@ -153,7 +152,7 @@ pub fn run(args: Args, printer: &mut Printer) -> u8 {
     let _log = telemetry::log::start(format, config.log.level.as_deref(), wall_clock);
     let is_text = matches!(format, telemetry::LineFormat::Text);
     let stopping = |waiting: &app::PendingWork| {
-        // The log has the same information; a JSON log stays JSON.
+        // The log has the same information, so nothing is printed into a JSON log.
         if let Some(text) = stopping_text(waiting).filter(|_| is_text && waiting.is_interrupt) {
             Printer::standard().note(text);
         }
@@ -164,7 +163,8 @@ pub fn run(args: Args, printer: &mut Printer) -> u8 {
                 printer.line(format_args!("listening on {}", running.url(address, path)));
             }
         }
-        // On standard error, and with a secret only on a terminal: other output is stored and collected.
+        // These lines go to standard error, and have a secret only on a terminal: other output is stored and
+        // collected.
         for line in running.admin.iter().flat_map(|admin| admin.ready_lines(printer::is_terminal())) {
             printer.note(line);
         }
@@ -180,7 +180,7 @@ pub fn run(args: Args, printer: &mut Printer) -> u8 {
     }
 }
 
-/// The calls, tasks and results that the shutdown waits for; `None` if there are none.
+/// Describes the calls, tasks and results that the shutdown waits for; `None` if there are none.
 fn stopping_text(waiting: &app::PendingWork) -> Option<String> {
     let &app::PendingWork { calls, tasks, results, limit, .. } = waiting;
     let counts = [(calls, "call"), (tasks, "task"), (results, "result to fetch")];
@@ -200,7 +200,7 @@ fn stopping_text(waiting: &app::PendingWork) -> Option<String> {
     })
 }
 
-/// A warning for each unknown environment variable that is similar to a known one.
+/// Returns a warning for each unknown environment variable that is similar to a known one.
 fn misspelt_variables(environment: &Environment) -> impl Iterator<Item = String> {
     let known = || VARIABLES.into_iter().filter_map(|(_, variable)| variable.strip_prefix(PREFIX));
     environment.names().filter_map(move |name| {
@@ -220,7 +220,7 @@ impl Args {
     /// Builds the configuration.
     ///
     /// # Errors
-    /// All problems of flags and file; [`Error::NoServer`] if neither names a server.
+    /// [`Error::Config`] with all problems of flags and file; [`Error::NoServer`] if neither names a server.
     pub fn config(&self) -> Result<Config, Error> {
         if self.config.is_none() && self.upstream.is_none() && self.command.is_empty() {
             return Err(Error::NoServer);
@@ -299,7 +299,7 @@ impl Args {
             "--mode" => text(&mut self.mode, &like(values::mode)),
             "--tool" => several(&mut self.tools, value, tool),
             "--store" => text(&mut self.store, &like(values::store)),
-            // Other values are filters, which the log reads itself.
+            // Other values of `DEFERRAL_LOG` are log filters, which the log reads itself.
             "--log" if values::log(value).is_err() => Ok(false),
             "--log" => text(&mut self.log, &like(values::log)),
             "--log-level" => text(&mut self.log_level, &like(values::log_level)),
@@ -309,13 +309,13 @@ impl Args {
         }
     }
 
-    /// The flag or the environment variable that set a value.
+    /// Returns the flag or the environment variable that set a value, for problems.
     fn place(&self, flag: &'static str) -> SourceSpan {
         let variable = self.from_variables.iter().find(|(other, _)| *other == flag);
         SourceSpan::Flag(variable.map_or(flag, |(_, variable)| variable))
     }
 
-    /// The conditions for a shutdown in addition to signals.
+    /// Returns the events that stop the process, in addition to signals.
     fn shutdown_triggers(&self) -> app::StopTriggers {
         let is_terminal =
             io::stdin().is_terminal() || printer::is_output_terminal() || printer::is_terminal();
@@ -326,7 +326,7 @@ impl Args {
         }
     }
 
-    /// The source from which the configuration is reloaded.
+    /// Returns the source from which a reload reads the configuration.
     fn source(&self) -> app::ConfigSource {
         let args = self.clone();
         let read = move || match args.config.as_deref() {
@@ -340,7 +340,8 @@ impl Args {
         app::ConfigSource { read: Box::new(read), watched: self.watch }
     }
 
-    /// `log` may be a format or a mapping; it must be a mapping if a level is set.
+    /// Applies `--log` and `--log-level`. The key `log` may be a format or a mapping; it must be a mapping if
+    /// a level is set.
     fn apply_log(&self, file: &mut Node) {
         if self.log_level.is_none() && self.log.is_none() {
             return;
@@ -361,17 +362,18 @@ impl Args {
         self.set(log, "level", "--log-level", self.log_level.as_ref());
     }
 
-    /// Overrides a key with the value of a flag.
+    /// Sets a key to the value of a flag, if the flag is given.
     fn set(&self, section: &mut Node, key: &str, flag: &'static str, value: Option<&String>) {
         set(section, key, self.place(flag), value);
     }
 
+    /// Applies all flags to the tree that was read from the file.
     fn overlay(&self, file: &mut Node, problems: &mut Vec<Problem>) {
         self.set(file, "listen", "--listen", self.listen.as_ref());
         self.apply_admin(file);
         self.set(file, "store", "--store", self.store.as_ref());
         self.apply_log(file);
-        // In addition to those of the file.
+        // The hosts of `--host` are added to those of the file.
         if let ([_, ..], Some(access)) =
             (&self.hosts[..], file.get_or_insert("access", Node::map(self.place("--host"))))
             && let Some(hosts) = access.get_or_insert("hosts", Node::list(self.place("--host"), []))
@@ -386,7 +388,7 @@ impl Args {
         }
     }
 
-    /// `--admin`: replaces the address, and keeps the token and TLS of the file.
+    /// Applies `--admin`: replaces the address, and keeps the token and TLS of the file.
     fn apply_admin(&self, file: &mut Node) {
         let is_off = self.admin.as_deref() == Some("off");
         match file.get_mut("admin") {
@@ -397,7 +399,7 @@ impl Args {
         }
     }
 
-    /// `--upstream` or `-- CMD`: defines the only route.
+    /// Applies `--upstream` or `-- CMD`: defines the only route.
     fn define_route(&self, file: &mut Node, problems: &mut Vec<Problem>) {
         let place = if self.upstream.is_some() { self.place("--upstream") } else { flag("-- CMD") };
         let theirs = file.get_mut("routes").and_then(|routes| routes.items());
@@ -431,7 +433,8 @@ impl Args {
         file.set("routes", Node::list(place, [route]));
     }
 
-    /// `--after`, `--mode`, `--tool` and `--instances` with a file: apply to its route, if it has only one.
+    /// Applies `--after`, `--mode`, `--tool` and `--instances` to the route of a file, which must have only
+    /// one.
     fn change_route(&self, file: &mut Node, problems: &mut Vec<Problem>) {
         let written = [
             ("--after", self.after.is_some()),
@@ -440,7 +443,7 @@ impl Args {
             ("--instances", self.instances.is_some()),
         ];
         let Some((name, _)) = written.into_iter().find(|(_, is_written)| *is_written) else { return };
-        // Problems of the routes are reported elsewhere.
+        // Problems of the routes themselves are reported when the file is checked.
         match file.get_mut("routes").and_then(Node::items_mut).map(Vec::as_mut_slice) {
             None | Some([]) => {}
             Some([route]) => self.apply_to(route),
@@ -459,11 +462,11 @@ impl Args {
             self.set(defer, "after", "--after", self.after.as_ref());
             self.set(defer, "mode", "--mode", self.mode.as_ref());
         }
-        // A missing server is reported elsewhere.
+        // A missing server is reported when the file is checked.
         if let Some(upstream) = route.get_mut("upstream") {
             self.set(upstream, "instances", "--instances", self.instances.as_ref());
         }
-        // Before the rules of the file, because the first match wins.
+        // The rules of `--tool` come before those of the file, because the first match wins.
         if let ([_, ..], Some(tools)) =
             (&self.tools[..], route.get_or_insert("tools", Node::list(self.place("--tool"), [])))
             && let Some(tools) = tools.items_mut()
@@ -498,7 +501,7 @@ fn variable_of(flag: &str) -> &'static str {
     VARIABLES.iter().find(|(name, _)| *name == flag).map_or(PREFIX, |(_, variable)| variable)
 }
 
-/// Parses comma-separated values, unless the flag is given. Returns whether they were applied.
+/// Sets a list to comma-separated values of a variable, unless its flag is given. Returns whether it was set.
 fn several<T>(
     place: &mut Vec<T>,
     values: &str,
@@ -519,7 +522,7 @@ fn set(section: &mut Node, key: &str, place: SourceSpan, value: Option<&String>)
     }
 }
 
-/// Validates the text of a flag with the parser of the file.
+/// Returns a parser that validates the text of a flag like a value in the file, and returns the text itself.
 fn like<T>(
     read: fn(&str) -> Result<T, InvalidValue>,
 ) -> impl Fn(&str) -> Result<String, InvalidValue> + Clone {
@@ -556,7 +559,7 @@ mod tests {
         Words::parse_from([&["serve"], words].concat()).args
     }
 
-    /// The configuration of a file with this text, and flags.
+    /// Returns the configuration of a file with this text, and of these flags.
     fn beside(text: &str, words: &[&str]) -> Result<Config, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("deferral.yaml");

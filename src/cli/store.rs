@@ -60,7 +60,7 @@ fn is_whole(contents: &CheckReport) -> bool {
     contents.faults.is_empty()
 }
 
-/// The contents of the store, line by line.
+/// Describes the contents of a store, line by line.
 fn found(contents: &CheckReport) -> Vec<String> {
     let CheckReport { process: user, schema, tasks, live, files, stored_bytes, unnamed, faults: lost } =
         contents;

@@ -12,7 +12,7 @@ pub struct Args {
 
 /// Supervises a process until it and its descendants have ended. Returns the exit code.
 pub fn run(args: &Args, printer: &mut Printer) -> u8 {
-    // There may be many supervisors, each with little work.
+    // One thread suffices: there may be many supervisors, each with little work.
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .build()

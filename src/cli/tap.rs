@@ -63,7 +63,7 @@ fn print(line: &[u8], is_json: bool, printer: &mut Printer) {
     }
 }
 
-/// An event as one line of text.
+/// Formats an event as one line of text.
 fn event_line(event: &Value) -> String {
     let text = |name: &str| event[name].as_str().unwrap_or_default();
     let number = |name: &str| event[name].as_u64();

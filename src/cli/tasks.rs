@@ -73,7 +73,7 @@ struct TaskListResponse {
     next: Option<String>,
 }
 
-/// A task in the list.
+/// A task in the list, as the admin listener returns it.
 #[derive(Deserialize)]
 struct TaskRow {
     task: String,
@@ -82,7 +82,7 @@ struct TaskRow {
     status: String,
     age_ms: u64,
     principal: String,
-    /// The name of its principal, if it has one.
+    /// The token name of its principal, if it has one.
     #[serde(default)]
     caller: Option<String>,
     message: Option<String>,
@@ -193,7 +193,7 @@ fn status(text: &str) -> Result<String, String> {
     }
 }
 
-/// Maximum width of each column, by heading; the last column takes the rest of [`WIDTH`].
+/// Heading and maximum width of each column; the last column takes the rest of [`LINE_WIDTH`].
 const COLUMNS: [(&str, usize); 7] = [
     ("TASK", 12),
     ("STATUS", 14),
@@ -203,10 +203,12 @@ const COLUMNS: [(&str, usize); 7] = [
     ("CALLER", 16),
     ("PROGRESS", usize::MAX),
 ];
+/// Index of the column of the route.
 const ROUTE: usize = 4;
+/// Maximum width of a line, in characters.
 const WIDTH: usize = 120;
 
-/// The lines of the table. The route has a column only if there are several.
+/// Returns the lines of the table. The route has a column only if there are several routes.
 fn table(page: &TaskListResponse) -> Vec<String> {
     if page.tasks.is_empty() && page.next.is_none() {
         return vec!["no tasks".to_owned()];
@@ -249,7 +251,7 @@ impl TaskRow {
         self.caller.as_deref().unwrap_or(&self.principal)
     }
 
-    /// The cells of the table, in the order of [`COLUMNS`].
+    /// Returns the cells of the row, in the order of [`COLUMNS`].
     fn row(&self) -> [String; 7] {
         let Self { task, route, tool, status, age_ms, message, .. } = self;
         let progress = message.as_deref().filter(|_| !self.is_ended()).unwrap_or_default();

@@ -45,8 +45,9 @@ pub struct ServerArgs {
 
 const SPOKEN: &[&str] = &["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"];
 
-/// Maximum width of a line, and of a name in it, in characters.
+/// Maximum width of a line, in characters.
 const WIDTH: usize = 100;
+/// Maximum width of the column of names, in characters.
 const NAME: usize = 32;
 
 /// Prints the tools and returns the exit code.
@@ -121,7 +122,7 @@ fn print(ToolList { tools, is_cut }: &ToolList, json: bool, printer: &mut Printe
     DONE
 }
 
-/// Truncates a text to `most` characters, with an ellipsis.
+/// Truncates a text to `max_chars` characters, with an ellipsis.
 pub(super) fn truncate(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -132,7 +133,7 @@ pub(super) fn truncate(text: &str, most: usize) -> String {
 // === impl ServerArgs ===
 
 impl ServerArgs {
-    /// A client session with these declared capabilities.
+    /// Creates a client session that declares these capabilities.
     pub fn session(&self, declared: ClientSupport) -> ToolSession {
         let headers: HeaderMap = self.headers.iter().cloned().collect();
         ToolSession::new(self.url.clone(), headers, declared, self.protocol)

@@ -6,7 +6,7 @@ use http::{StatusCode, Uri};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// Why a request has no response.
+/// Error of a request that got no usable response.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{url} cannot be reached: {detail}")]
@@ -19,7 +19,7 @@ pub enum Error {
     Invalid(String),
     #[error("the response is larger than {MAX_MESSAGE} bytes")]
     TooLarge,
-    /// A limit was reached, and the request was not served.
+    /// A limit of the proxy or the server was reached, and the request was not served.
     #[error("busy: {0}")]
     Busy(String),
     #[error("the input responses were refused: {0}")]
@@ -35,7 +35,7 @@ pub enum Error {
         revisions()
     )]
     Revision { spoken: String },
-    /// 2025-11-25, *Session Management*.
+    /// The server no longer knows the session (2025-11-25, *Session Management*).
     #[error(
         "the server ended the session (HTTP 404), and the outcome of the call is unknown; repeat the call \
          to open a new session"
@@ -76,13 +76,13 @@ impl Error {
         }
     }
 
-    /// Whether a legacy server may have refused a request without a handshake. One that requires credentials,
-    /// or is busy, says so in every revision.
+    /// Whether the error may be that of a legacy server that refuses requests without a handshake. Statuses
+    /// for missing credentials or overload are no sign of that, because they mean the same in every revision.
     pub(super) fn may_be_legacy_server(&self) -> bool {
         match self {
             Self::Status { status, .. } => match status.as_u16() {
                 401 | 403 | 407 | 408 | 429 => false,
-                // Some fail (500), or report that they do not implement it (501).
+                // Some legacy servers fail (500), or report that they do not implement the request (501).
                 400..=501 => true,
                 _ => false,
             },
@@ -90,7 +90,7 @@ impl Error {
         }
     }
 
-    /// Adds the task to the error.
+    /// Adds the id of the task to the error.
     pub(super) fn of_task(self, task: &str) -> Self {
         Self::Task { task: task.to_owned(), source: Box::new(self) }
     }
@@ -102,11 +102,12 @@ impl From<FrameError> for Error {
     }
 }
 
+/// Whether an HTTP status shows that a retry may help.
 pub(super) const fn is_transient(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 502 | 503 | 504)
 }
 
-/// Whether an error is the proxy's for a limit that was reached.
+/// Whether a JSON-RPC error is that of a proxy at a limit, so that a retry may help.
 pub(super) fn is_busy(error: &RawValue) -> bool {
     #[derive(Deserialize)]
     struct ErrorCode {
@@ -115,7 +116,7 @@ pub(super) fn is_busy(error: &RawValue) -> bool {
     serde_json::from_str::<ErrorCode>(error.get()).is_ok_and(|ErrorCode { code }| code == code::BUSY)
 }
 
-/// `message (code)`, followed by the data, if any.
+/// Formats a JSON-RPC error as `message (code)`, followed by its data on a line of its own, if any.
 pub fn error_text(error: &RawValue) -> String {
     #[derive(Deserialize)]
     struct ErrorOutline<'a> {
@@ -131,7 +132,7 @@ pub fn error_text(error: &RawValue) -> String {
     }
 }
 
-/// The root cause, which says most: `connection refused`, not `client error (Connect)`.
+/// Returns the text of the root cause, which says most: `connection refused`, not `client error (Connect)`.
 pub(super) fn innermost_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {

@@ -16,7 +16,7 @@ use hyper_util::{
 };
 use std::sync::Arc;
 
-/// Bytes of one message of a server; a larger one is an error.
+/// Largest message of a server, in bytes; a larger one is an error.
 pub(super) const MAX_MESSAGE: usize = 256 << 20;
 
 /// An HTTP client of one server.
@@ -24,7 +24,7 @@ pub(super) const MAX_MESSAGE: usize = 256 << 20;
 pub(super) struct HttpTransport {
     http: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     url: Uri,
-    /// Sent with each request, besides those of the protocol.
+    /// Headers that the user gave, sent with each request.
     headers: HeaderMap,
 }
 
@@ -107,20 +107,23 @@ impl HttpTransport {
         }
     }
 
+    /// Reads a body as an event stream.
     pub(super) fn events(&self, body: Incoming) -> EventReader {
         EventReader { url: self.url.clone(), body, decoder: EventDecoder::new(MAX_MESSAGE) }
     }
 
+    /// Reads a body line by line.
     pub(super) fn lines(&self, body: Incoming) -> LineReader {
         LineReader { url: self.url.clone(), body, buffer: BytesMut::new() }
     }
 
-    /// The error for a stream that ended before its response.
+    /// Returns the error for a stream that ended before its response.
     pub(super) fn truncated(&self) -> Error {
         Error::Broken { url: self.url.clone(), detail: "the stream ended without the response".to_owned() }
     }
 }
 
+/// Whether a response is an event stream.
 pub(super) fn is_stream(response: &Response<Incoming>) -> bool {
     accept::is_media(response.headers().get(header::CONTENT_TYPE), accept::EVENT_STREAM)
 }
@@ -132,10 +135,10 @@ fn broken(url: &Uri, error: &hyper::Error) -> Error {
 // === impl LineReader ===
 
 impl LineReader {
-    /// The next line, without its end, or `None` at the end of the body.
+    /// Returns the next line, without its line break, or `None` at the end of the body.
     ///
     /// # Errors
-    /// [`Error`].
+    /// [`Error::Broken`] or [`Error::TooLarge`].
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         let mut seen = 0;
         loop {
@@ -160,7 +163,7 @@ impl LineReader {
 // === impl EventReader ===
 
 impl EventReader {
-    /// The next event, or `None` at the end of the stream.
+    /// Returns the next event, or `None` at the end of the stream.
     pub(super) async fn next(&mut self) -> Result<Option<SseEvent>, Error> {
         loop {
             if let Some(event) = self.decoder.next_event().map_err(|_| Error::TooLarge)? {

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 /// Characters of an HTTP error page that an error shows.
 const MAX_SHOWN: usize = 500;
 
-/// A request.
+/// A JSON-RPC request with parameters of type `P`.
 #[derive(Serialize)]
 pub struct JsonRpcRequest<'a, P> {
     jsonrpc: &'static str,
@@ -19,7 +19,7 @@ pub struct JsonRpcRequest<'a, P> {
     params: P,
 }
 
-/// A response to one request.
+/// A JSON-RPC response: its result or error, as raw JSON.
 #[derive(Debug)]
 pub(super) enum JsonRpcResponse {
     Result(Box<RawValue>),
@@ -41,7 +41,8 @@ impl<'a, P: Serialize> JsonRpcRequest<'a, P> {
 // === impl JsonRpcResponse ===
 
 impl JsonRpcResponse {
-    /// The response in a frame to the request of this id; `None` for another message.
+    /// Returns the response in a frame, if the frame is the response to the request of this id; `None` for
+    /// any other message.
     pub(super) fn of(frame: &Frame, id: u64) -> Option<Result<Self, Error>> {
         let raw = |bytes: &Bytes| {
             serde_json::from_slice::<Box<RawValue>>(bytes).map_err(|error| Error::Invalid(error.to_string()))
@@ -50,7 +51,7 @@ impl JsonRpcResponse {
             Kind::Success { id: theirs, result } if theirs.echoed_number() == Some(id) => {
                 Some(raw(result).map(Self::Result))
             }
-            // A server that could not read the id leaves it out.
+            // A server that could not read the id of a request leaves it out of the error.
             Kind::Failure { id: theirs, error }
                 if theirs.as_ref().is_none_or(|theirs| theirs.echoed_number() == Some(id)) =>
             {
@@ -63,11 +64,11 @@ impl JsonRpcResponse {
         }
     }
 
-    /// The response in a JSON document to the request of this id.
+    /// Returns the response in a JSON document, which must be that to the request of this id.
     pub(super) fn of_document(status: StatusCode, bytes: Bytes, id: u64) -> Result<Self, Error> {
         match Frame::parse(bytes.clone()) {
             Ok(frame) => match Self::of(&frame, id) {
-                // The status says more than the error: that a retry may help.
+                // The status is reported instead of the error, because it shows that a retry may help.
                 Some(Ok(Self::Error(error))) if error::is_transient(status) => {
                     Err(Error::Status { status, detail: format!(": {}", error_text(&error)) })
                 }
@@ -82,7 +83,7 @@ impl JsonRpcResponse {
     }
 }
 
-/// An HTTP error with the text of its page.
+/// Builds an HTTP error with the beginning of the response's text.
 pub(super) fn http_error(status: StatusCode, body: &[u8]) -> Error {
     let text = String::from_utf8_lossy(body);
     let detail = match text.trim() {
@@ -92,7 +93,7 @@ pub(super) fn http_error(status: StatusCode, body: &[u8]) -> Error {
     Error::Status { status, detail }
 }
 
-/// Parses a result.
+/// Deserializes a result.
 pub(super) fn read<'a, T: Deserialize<'a>>(result: &'a RawValue) -> Result<T, Error> {
     serde_json::from_str(result.get()).map_err(|error| Error::Invalid(error.to_string()))
 }

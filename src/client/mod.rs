@@ -42,9 +42,9 @@ pub const REVISIONS: [Revision; 4] =
     [Revision::V2026_07_28, Revision::V2025_11_25, Revision::V2025_06_18, Revision::V2025_03_26];
 /// Poll interval of a task whose server names none.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Least poll interval, whatever the server names.
+/// Shortest poll interval, whatever the server names.
 const LEAST_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Attempts in a row that may fail to reach the server before following the task fails.
+/// Polls in a row that may fail to reach the server before following the task fails.
 const LOST_POLLS: u32 = 5;
 /// The client's name in `clientInfo`.
 const NAME: &str = "deferral-call";
@@ -52,11 +52,13 @@ const NAME: &str = "deferral-call";
 /// Capabilities that the client declares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientSupport {
-    /// The tasks extension; for legacy servers, task requests where a tool supports them.
+    /// Tasks: the extension; for legacy servers, task requests where a tool supports them.
     pub tasks: bool,
     /// Elicitation, by form and by URL.
     pub elicitation: bool,
+    /// Sampling requests of the server.
     pub sampling: bool,
+    /// Requests for the list of roots.
     pub roots: bool,
 }
 
@@ -64,14 +66,14 @@ pub struct ClientSupport {
 #[derive(Clone, Copy, Debug)]
 pub struct ToolCall<'a> {
     pub tool: &'a str,
-    /// A JSON object.
+    /// The arguments of the tool, a JSON object.
     pub arguments: &'a RawValue,
 }
 
-/// Input responses, raw, by the keys of their requests.
+/// Input responses as raw JSON, by the keys of their requests.
 pub type InputResponseMap = BTreeMap<String, Box<RawValue>>;
 
-/// Called for each step.
+/// Function that is called for each step of a call.
 type StepObserver<'a> = &'a mut (dyn FnMut(CallStep<'_>) + Send);
 
 /// An event of a call before its end.
@@ -83,17 +85,19 @@ pub enum CallStep<'a> {
     Handle(&'a Task),
     /// The server sent the state of the task, requested or not.
     Polled(&'a Task),
-    /// A poll that did not reach the server; it is repeated.
+    /// A poll did not reach the server, and will be repeated.
     Lost(&'a Error),
-    /// The server sent a request that this client did not declare support for, and that was refused.
+    /// The server sent an input request that this client did not declare support for, and that the client
+    /// refused.
     Refused { method: &'a str },
-    /// The server chose an older revision than the offered one.
+    /// The session uses this revision, which is older than the offered one.
     Revision(&'a str),
 }
 
-/// Outcome of a request.
+/// State of a call after a request: it has ended, or waits for input responses.
 #[derive(Debug)]
 pub enum CallTurn {
+    /// The call has ended.
     Ended(CallEnding),
     /// The input requests that the server waits for, in its order; never empty.
     InputRequired(Vec<RequestedInput>),
@@ -102,26 +106,28 @@ pub enum CallTurn {
 /// How a call ended.
 #[derive(Debug)]
 pub enum CallEnding {
-    /// A result, raw. A tool's own error is one too.
+    /// The result as raw JSON, which may be the error of a tool (`isError`).
     Result(Box<RawValue>),
-    /// A JSON-RPC error, raw.
+    /// A JSON-RPC error as raw JSON.
     Error(Box<RawValue>),
-    /// Its task was cancelled.
+    /// The task of the call was cancelled; the field has its last state.
     Cancelled(Task),
-    /// Its task failed, without a result or an error.
+    /// The task of the call failed, without a result or an error; the field has its last state.
     Failed(Task),
 }
 
 /// An input request of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestedInput {
+    /// The key by which the response is sent ([`InputResponseMap`]).
     pub key: String,
+    /// The method of the request, such as `elicitation/create`.
     pub method: String,
-    /// The request, if the protocol defines it.
+    /// The request itself; `None` if the protocol does not define the method.
     pub request: Option<InputRequest>,
 }
 
-/// [`REVISIONS`], in words.
+/// Returns the supported revisions as text for messages: `2026-07-28, 2025-11-25, 2025-06-18 or 2025-03-26`.
 pub fn revisions() -> String {
     let [newest @ .., oldest] = REVISIONS.map(Revision::as_str);
     format!("{} or {oldest}", newest.join(", "))
@@ -139,7 +145,7 @@ impl ClientSupport {
         }
     }
 
-    /// The capabilities in the format of this revision, without those of tasks.
+    /// Returns the declared capabilities in the format of this revision, without those of tasks.
     fn capabilities(self, revision: Revision) -> Value {
         let mut capabilities = json!({});
         if self.includes(InputKind::Elicitation, revision) {
@@ -169,7 +175,7 @@ impl From<CallEnding> for CallTurn {
 // === impl RequestedInput ===
 
 impl RequestedInput {
-    /// Its message for the user, if it has one.
+    /// Returns the message of the request for the user, if it has one.
     pub fn message(&self) -> Option<String> {
         JsonObject::read(&self.request.as_ref()?.params()?).ok()?.string("message")
     }

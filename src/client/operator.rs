@@ -18,9 +18,10 @@ use std::{fs, net::IpAddr, path::Path};
 /// A client of a proxy's admin address.
 #[derive(Clone, Debug)]
 pub struct AdminClient {
+    /// The admin address, without a path.
     base: Uri,
     headers: HeaderMap,
-    /// Whether to look for the token on this machine if one is needed.
+    /// Whether to read the token from the proxy's token file on this machine if the proxy requires one.
     looks_for_token: bool,
 }
 
@@ -31,17 +32,17 @@ struct TokenLocation {
     proof: String,
 }
 
-/// Context of the proof (`admin/made_token.rs`).
+/// Prefix of the data that the proof signs; the same as in `admin/generated_token.rs`.
 const PROOF: &[u8] = b"deferral admin token\0";
-/// Bytes of a token's file, at most. A longer one holds something else.
+/// Largest token file in bytes; a longer file holds something else.
 const TOKEN_FILE: u64 = 1 << 10;
 
 // === impl AdminClient ===
 
 impl AdminClient {
-    /// `base` is the address without a path; `token` is needed for changes, and for everything where the
-    /// address is not on loopback. Without one, the token of a proxy on this machine is read from the proxy's
-    /// token file.
+    /// Creates a client. `base` is the address without a path; `token` is needed for changes, and for
+    /// everything if the address is not on loopback. Without `token`, that of a proxy on this machine is read
+    /// from the proxy's token file.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a token that no header can carry, or that would be sent unencrypted over a
@@ -58,12 +59,12 @@ impl AdminClient {
         Ok(Self { base, headers, looks_for_token: token.is_none() && is_local })
     }
 
-    /// A client without a token, which probes do not need.
+    /// Creates a client without a token; health checks need none.
     pub fn probe(base: Uri) -> Self {
         Self { base, headers: HeaderMap::new(), looks_for_token: false }
     }
 
-    /// The resource at this path, which may have a query.
+    /// Gets the resource at this path, which may have a query.
     ///
     /// # Errors
     /// [`Error`]; if the proxy gives a reason, [`Error::Status`] has its text.
@@ -71,18 +72,18 @@ impl AdminClient {
         self.request(Method::GET, path).await
     }
 
-    /// Posts to this path.
+    /// Posts to this path, without a body, and returns the body of the response.
     ///
     /// # Errors
-    /// As [`AdminClient::get`].
+    /// The same as for [`AdminClient::get`].
     pub async fn post(&self, path: &str) -> Result<Bytes, Error> {
         self.request(Method::POST, path).await
     }
 
-    /// The lines of the resource at this path, as they arrive.
+    /// Gets the lines of the resource at this path, as they arrive.
     ///
     /// # Errors
-    /// As [`AdminClient::get`].
+    /// The same as for [`AdminClient::get`].
     pub async fn lines(&self, path: &str) -> Result<LineReader, Error> {
         let (wire, body) = self.open(Method::GET, path).await?;
         Ok(wire.lines(body))
@@ -125,8 +126,8 @@ impl AdminClient {
         }
     }
 
-    /// The token in the file that the proxy names, if the proxy proves that it knows the file's content. Any
-    /// user of this machine may listen at the address: without the proof no token is sent.
+    /// Returns the token in the file that the proxy names, if the proxy proves that it knows the file's
+    /// content. Any user of this machine may listen at the address: without the proof no token is sent.
     async fn find_token(&self) -> Option<String> {
         let mut nonce = [0; 32];
         SystemRandom::new().fill(&mut nonce).ok()?;
@@ -158,7 +159,7 @@ fn is_loopback(base: &Uri) -> bool {
         || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-/// The content of a regular file of a token's size.
+/// Reads a regular file of at most [`MAX_TOKEN_FILE`] bytes; `None` for any other file.
 fn read_token(path: &Path) -> Option<String> {
     // Opening another kind of file could block.
     let found = fs::metadata(path).ok().filter(|found| found.is_file() && found.len() <= TOKEN_FILE)?;
@@ -176,7 +177,7 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     digits.collect()
 }
 
-/// The error message of the proxy, if any; for `/ready`, its status.
+/// Returns the error message in a response of the proxy, if any; for `/ready`, its status.
 fn error_detail(body: &[u8]) -> String {
     let message = serde_json::from_slice::<Value>(body).ok();
     let message =

@@ -7,7 +7,9 @@ use std::fmt;
 /// Progress of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
+    /// The completed amount, in the unit of `total`.
     pub done: f64,
+    /// The whole amount, if the server names it.
     pub total: Option<f64>,
     pub message: Option<String>,
 }
@@ -15,7 +17,8 @@ pub struct Progress {
 // === impl Progress ===
 
 impl Progress {
-    /// Progress in a task's status message: `half way (2.5/4)`, `2.5/4`.
+    /// Reads progress from a task's status message: `half way (2.5/4)`, `2.5/4`. `None` if the message has
+    /// none.
     pub fn from_status(message: &str) -> Option<Self> {
         let (words, counts) = match message.strip_suffix(')').and_then(|rest| rest.rsplit_once('(')) {
             Some((words, counts)) => (words.trim_end(), counts),
@@ -29,7 +32,7 @@ impl Progress {
         })
     }
 
-    /// Progress in a notification with this token.
+    /// Reads progress from a notification with this progress token; `None` for any other message.
     pub(super) fn from_frame(frame: &Frame, token: u64) -> Option<Self> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -51,7 +54,7 @@ impl Progress {
     }
 }
 
-/// In the format of a proxy's status messages.
+/// Formats progress as a proxy does in status messages: `half way (2.5/4)`.
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total = self.total.map(|total| total.to_string());

@@ -1,5 +1,5 @@
-//! A session in the requested revision, or else in the newest that the server supports: the newest is tried,
-//! and where the server does not seem to support it, the handshake of the legacy ones (2026-07-28,
+//! A session in the requested revision, or else in the newest that the server supports: 2026-07-28 is tried,
+//! and where the server does not seem to support it, the handshake of the legacy revisions (2026-07-28,
 //! *Versioning, Backward Compatibility*).
 
 use super::{
@@ -11,11 +11,11 @@ use http::{HeaderMap, Uri};
 
 /// A session in which tools can be called, one at a time.
 ///
-/// Its futures may be dropped at any point; [`ToolSession::cancel`] and [`ToolSession::close`] still know the
-/// active call.
+/// The futures of a session may be dropped at any point; [`ToolSession::cancel`] and [`ToolSession::close`]
+/// still know the active call.
 pub struct ToolSession {
     dialect: SessionDialect,
-    /// Creates a legacy session, until the server's era is known.
+    /// Creates a legacy session; `None` once the server's era is known, or if the user chose a revision.
     older: Option<Box<dyn FnOnce() -> legacy::LegacySession + Send>>,
 }
 
@@ -27,7 +27,8 @@ enum SessionDialect {
 // === impl ToolSession ===
 
 impl ToolSession {
-    /// `revision` is the one to use; `None` for the newest that the server supports.
+    /// Creates a session that is not open yet. `revision` is the one to use; `None` for the newest that the
+    /// server supports.
     pub fn new(url: Uri, headers: HeaderMap, declared: ClientSupport, revision: Option<Revision>) -> Self {
         let spoken = match revision {
             Some(revision) if revision.era() == Era::Legacy => SessionDialect::Legacy(
@@ -41,7 +42,7 @@ impl ToolSession {
         Self { dialect: spoken, older: revision.is_none().then(|| Box::new(older) as _) }
     }
 
-    /// Opens the session, and looks up the tool.
+    /// Opens the session, and looks up the tool that will be called.
     ///
     /// # Errors
     /// [`Error`], if the server cannot be reached or does not support the revision.
@@ -49,7 +50,7 @@ impl ToolSession {
         self.begin(Some(tool), watch).await
     }
 
-    /// The tools of the server.
+    /// Opens the session, and lists the tools of the server.
     ///
     /// # Errors
     /// [`Error`], if the server cannot be reached or does not list its tools.
@@ -72,10 +73,10 @@ impl ToolSession {
         }
     }
 
-    /// Follows the task of an earlier call by its handle, instead of opening and calling.
+    /// Opens the session, and follows the task of an earlier call by its handle.
     ///
     /// # Errors
-    /// As [`ToolSession::open`] and [`ToolSession::call`].
+    /// The same as for [`ToolSession::open`] and [`ToolSession::call`].
     pub async fn resume(&mut self, task: &str, watch: StepObserver<'_>) -> Result<CallTurn, Error> {
         self.begin(None, watch).await?;
         match &mut self.dialect {
@@ -88,7 +89,7 @@ impl ToolSession {
     /// again.
     ///
     /// # Errors
-    /// As [`ToolSession::call`].
+    /// The same as for [`ToolSession::call`].
     pub async fn answer(
         &mut self,
         call: &ToolCall<'_>,
@@ -101,10 +102,10 @@ impl ToolSession {
         }
     }
 
-    /// Cancels the active call, if there is one. The server may ignore it.
+    /// Cancels the active call, if there is one. The server may ignore the cancellation.
     ///
     /// # Errors
-    /// If the server cannot be reached or refuses.
+    /// An error if the server cannot be reached or refuses.
     pub async fn cancel(&mut self) -> Result<(), Error> {
         match &mut self.dialect {
             SessionDialect::Modern(modern) => modern.cancel().await,
@@ -143,7 +144,7 @@ impl ToolSession {
                 self.dialect = SessionDialect::Legacy(legacy);
                 Ok(())
             }
-            // The server supports the newest revision after all, and refused only the list of tools.
+            // The server supports 2026-07-28 after all, and refused only the list of tools.
             (Err(Error::Handshake(_)), None) => Ok(()),
             (Err(Error::Handshake(older)), Some(newest)) => {
                 Err(Error::NoRevision { newest: Box::new(newest), older })

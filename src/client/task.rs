@@ -9,12 +9,15 @@ use std::time::Duration;
 pub struct Task {
     pub id: String,
     pub status: TaskStatus,
+    /// The status message, if the server gives one.
     pub message: Option<String>,
+    /// The poll interval that the server requests, or the default.
     pub poll_interval: Duration,
-    /// From its creation; `None` for ever.
+    /// Retention of the task, counted from its creation; `None` for unlimited.
     pub ttl: Option<Duration>,
 }
 
+/// The status of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskStatus {
@@ -28,7 +31,7 @@ pub enum TaskStatus {
 // === impl Task ===
 
 impl Task {
-    /// Delay before the next poll.
+    /// Returns the delay before the next poll.
     pub(super) fn poll_delay(&self) -> Duration {
         self.poll_interval.max(LEAST_POLL_INTERVAL)
     }
@@ -37,6 +40,7 @@ impl Task {
 // === impl TaskStatus ===
 
 impl TaskStatus {
+    /// Returns the status as the protocol spells it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Working => "working",

@@ -1,18 +1,19 @@
 //! The ticket with which a deferral proxy answers a slow call of a client without task support.
 //!
-//! Any server can put such an object into `_meta`. It is followed only if it is exactly what a proxy writes:
-//! the tools that it names are the proxy's own, so that no server chooses which tool is called, and with
-//! which arguments.
+//! Any server can put such an object into `_meta`. The client follows an object only if it is exactly what a
+//! proxy writes: the tools that it names are the proxy's own, so that no server chooses which tool is called,
+//! and with which arguments.
 
 use crate::protocol::meta;
 use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 use std::{collections::BTreeMap, time::Duration};
 
-/// A running call, and the tools that fetch its result or cancel it.
+/// Ticket of a running call, with the names of the tools that fetch its result or cancel it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ticket {
+    /// The ticket itself, which stands for the call.
     pub ticket: String,
     /// The tool of the call.
     tool: String,
@@ -44,23 +45,25 @@ struct TicketContent {
     text: String,
 }
 
-/// Names of the proxy's tools; a number is appended if the server has a tool of that name (`…_2`).
+/// Name of the proxy's tool that fetches a result; a number is appended if the server has a tool of that name
+/// (`…_2`).
 const RESULT_TOOL: &str = "deferral_result";
+/// Name of the proxy's tool that cancels a call; a number may be appended as for [`RESULT_TOOL`].
 const CANCEL_TOOL: &str = "deferral_cancel";
-/// Bytes of a ticket, at most; those of a proxy are shorter.
+/// Longest ticket in bytes; those of a proxy are shorter.
 const MAX_TICKET: usize = 512;
 
 // === impl Ticket ===
 
 impl Ticket {
-    /// Least time between two calls of the result tool. A proxy answers only after `wait_ms`, so this matters
-    /// for servers that answer at once.
+    /// Shortest time between two calls of the result tool. A proxy answers only after `wait_ms`, so this
+    /// matters for servers that answer at once.
     pub const PAUSE: Duration = Duration::from_millis(500);
-    /// Calls of the result tool, at most.
+    /// Most calls of the result tool for one ticket.
     pub const MAX_POLLS: u32 = 10_000;
 
-    /// The ticket in the result of a call of `tool`, if the result is one that a proxy writes for a running
-    /// call.
+    /// Returns the ticket in the result of a call of `tool`, if the result is one that a proxy writes for a
+    /// running call.
     pub fn of(result: &RawValue, tool: &str) -> Option<Self> {
         let outcome: TicketResult = serde_json::from_str(result.get()).ok()?;
         let ticket: Self = serde_json::from_str(outcome.meta.get(meta::TICKET)?.get()).ok()?;
@@ -79,7 +82,7 @@ impl Ticket {
         is_ours.then_some(ticket)
     }
 
-    /// Whether `next`, from the result tool, describes the same call with the same tools.
+    /// Whether `next`, a result of the result tool, describes the same call with the same tools.
     pub fn is_continued_by(&self, next: &Self) -> bool {
         let key = |ticket: &Self| {
             [&ticket.ticket, &ticket.tool, &ticket.result_tool, &ticket.cancel_tool].map(Clone::clone)
@@ -87,7 +90,7 @@ impl Ticket {
         key(self) == key(next)
     }
 
-    /// The arguments of the tools that take the ticket.
+    /// Returns the arguments for a call of `result_tool` or `cancel_tool`.
     pub fn arguments(&self) -> Box<RawValue> {
         to_raw_value(&BTreeMap::from([("ticket", &self.ticket)])).expect("a string is written to memory")
     }

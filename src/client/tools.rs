@@ -11,9 +11,9 @@ use serde_json::{
 };
 use std::collections::BTreeSet;
 
-/// Pages of `tools/list` that are read at most.
+/// Most pages of `tools/list` that are read.
 const MAX_PAGES: usize = 100;
-/// Tools that are kept of a list at most.
+/// Most tools that are kept of a list.
 const MAX_TOOLS: usize = 10_000;
 
 /// The members of a listed tool that matter before its call.
@@ -39,7 +39,7 @@ pub(super) struct ToolExecution {
 pub struct ToolList {
     /// The tools as raw JSON objects.
     pub tools: Vec<Box<RawValue>>,
-    /// The server has more pages, or more tools, than are read.
+    /// Whether the server has more pages, or more tools, than are read.
     pub is_cut: bool,
 }
 
@@ -50,9 +50,9 @@ struct ToolPage<T> {
     next_cursor: Option<String>,
 }
 
-/// How reading a list ended.
+/// Outcome of reading the pages of a list.
 enum ListOutcome {
-    /// The last page was read, or enough of them.
+    /// The last page was read, or the reader needed no more.
     Whole,
     /// There are more pages than [`MAX_PAGES`], or the server repeats a cursor.
     Cut,
@@ -60,8 +60,8 @@ enum ListOutcome {
     Refused(Box<RawValue>),
 }
 
-/// Looks up a tool. `page` requests the page at a cursor. `None` if the server does not list the tool, or
-/// refuses the list.
+/// Looks up a tool in the server's list. `page` requests the page at a cursor. `None` if the server does not
+/// list the tool, or refuses the list.
 pub(super) async fn find(
     tool: &str,
     page: impl AsyncFnMut(Option<String>) -> Result<JsonRpcResponse, Error>,
@@ -75,7 +75,7 @@ pub(super) async fn find(
     Ok(found)
 }
 
-/// All tools that the server lists. `page` requests the page at a cursor.
+/// Lists the tools of the server, within the bounds of this module. `page` requests the page at a cursor.
 pub(super) async fn all(
     page: impl AsyncFnMut(Option<String>) -> Result<JsonRpcResponse, Error>,
 ) -> Result<ToolList, Error> {
@@ -93,8 +93,8 @@ pub(super) async fn all(
     }
 }
 
-/// Reads pages while `take` returns true. The server decides how many there are, so they are bounded, and a
-/// repeated cursor ends them.
+/// Reads pages while `accept` returns true. The server decides how many there are, so their number is
+/// bounded, and a repeated cursor ends the list.
 async fn pages<T: DeserializeOwned>(
     mut page: impl AsyncFnMut(Option<String>) -> Result<JsonRpcResponse, Error>,
     mut take: impl FnMut(Vec<T>) -> bool,
@@ -119,21 +119,21 @@ async fn pages<T: DeserializeOwned>(
     Ok(ListOutcome::Cut)
 }
 
-/// A JSON object from the command line.
+/// Parses the arguments of a tool, a JSON object, from the command line.
 ///
 /// # Errors
-/// What is wrong with it, and a hint.
+/// A text that says what is wrong with the arguments, and a hint.
 pub fn arguments(text: &str) -> Result<Box<RawValue>, String> {
     let hint = "write the tool's arguments as a JSON object, as in '{\"name\":\"Ada\"}'";
     let value: Value = serde_json::from_str(text).map_err(|error| format!("{error}; {hint}"))?;
     if !value.is_object() {
         return Err(format!("not an object; {hint}"));
     }
-    // Reparse the text, so that numbers keep their spelling.
+    // The text itself is kept as raw JSON, so that numbers keep their spelling.
     serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
-/// An empty object of arguments.
+/// Returns an empty object of arguments.
 pub fn no_arguments() -> Box<RawValue> {
     to_raw_value(&serde_json::json!({})).expect("an object is JSON")
 }
@@ -143,7 +143,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Lists pages, as `page` returns them for their numbers; returns how many were requested.
+    /// Lists the pages that `page` returns for their numbers, from 1; returns the list, and how many pages
+    /// were requested.
     async fn listed(page: impl Fn(usize) -> Value) -> (Result<ToolList, Error>, usize) {
         let mut requested = 0;
         let list = all(async |_| {

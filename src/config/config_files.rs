@@ -18,10 +18,11 @@ use std::{
 /// file.
 #[derive(Clone)]
 pub struct NamedFile {
+    /// The path of the file, relative to the working directory unless absolute.
     pub path: PathBuf,
     /// Whether this is the configuration file, whose changes are reported by key.
     is_itself: bool,
-    /// SHA-256 of the content at load time; `None` if the file could not be read.
+    /// SHA-256 of the first [`MAX_DIGESTED`] bytes at load time; `None` if the file could not be read.
     digest: Option<[u8; 32]>,
 }
 
@@ -30,15 +31,15 @@ pub struct NamedFile {
 #[derive(Clone, Default)]
 pub struct ConfigFiles(pub Vec<NamedFile>);
 
-/// Keys whose values are file names.
+/// Keys of a configuration whose values are file names.
 const FILE_KEYS: [&str; 4] = ["file", "cert", "key", "ca"];
-/// Bytes of a file that are included in its digest.
+/// Number of bytes of a file that are included in its digest.
 const MAX_DIGESTED: u64 = 1 << 20;
 
 // === impl NamedFile ===
 
 impl NamedFile {
-    /// The configuration file itself.
+    /// Describes the configuration file itself.
     pub(super) fn itself(path: PathBuf) -> Self {
         Self { is_itself: true, ..Self::of(path) }
     }
@@ -56,7 +57,8 @@ impl fmt::Debug for ConfigFiles {
     }
 }
 
-/// The files that a configuration names, without duplicates; relative paths are resolved against `folder`.
+/// Returns the files that a configuration names, without duplicates; relative paths are resolved against
+/// `folder`.
 pub(super) fn named(node: &Node, folder: &Path) -> Vec<NamedFile> {
     let mut paths = BTreeSet::new();
     collect(node, folder, &mut paths);
@@ -89,7 +91,7 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 // === impl Config ===
 
 impl Config {
-    /// The key paths whose values differ in `other`, and the files whose content changed.
+    /// Returns the key paths whose values differ in `other`, and the files whose content has changed.
     pub fn changed_keys(&self, other: &Self) -> Vec<String> {
         let mut names = Vec::new();
         differences("", &self.settings.json()["settings"], &other.settings.json()["settings"], &mut names);
@@ -103,8 +105,8 @@ impl Config {
     }
 }
 
-/// Collects the key paths of leaves that differ or exist on one side only. Routes are identified by `path`
-/// instead of by their position in the list.
+/// Appends to `names` the key paths of leaves that differ or exist on one side only. Routes are identified by
+/// `path` instead of by their position in the list.
 fn differences(name: &str, before: &Json, now: &Json, names: &mut Vec<String>) {
     let within = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
     match (before, now) {

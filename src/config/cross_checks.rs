@@ -21,7 +21,8 @@ use crate::{
 };
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-/// Checks the admin listener against the client listeners, and reads its token.
+/// Checks the admin listener against the client listeners, and reads its token. `None` if the admin listener
+/// is off.
 pub(super) fn operators(
     written: SpannedValue<Option<AdminKeys>>,
     listen: &SpannedValue<Vec<SpannedValue<SocketAddr>>>,
@@ -84,7 +85,7 @@ fn check_listeners(
     if listen.value.is_empty() {
         s.add_problem(listen.place, "`listen` is empty; add an address, or remove the key for the default");
     }
-    // Port 0 is a different port each time.
+    // Addresses with port 0 are never the same: each gets a port of its own.
     let fixed = || listen.value.iter().filter(|address| address.value.port() != 0);
     for again in repeated(fixed()) {
         s.add_problem(again.place, format!("`{}` is listed twice; remove one of the two", again.value));
@@ -102,7 +103,7 @@ fn check_listeners(
     }
 }
 
-/// Checks the metrics listener against the other listeners.
+/// Checks the metrics listener against the other listeners. `None` if it is off.
 pub(super) fn metrics(
     written: Setting<Option<SocketAddr>>,
     listen: &SpannedValue<Vec<SpannedValue<SocketAddr>>>,
@@ -114,7 +115,7 @@ pub(super) fn metrics(
     let listens = listen.value.iter().map(|at| at.value);
     let others = listens.map(|other| ("listen", other)).chain(admin.map(|admin| ("admin", admin)));
     for (name, other) in others {
-        // Port 0 is a different port each time.
+        // Addresses with port 0 are never the same: each gets a port of its own.
         if address.port() != 0 && other == address {
             s.add_problem(
                 place,
@@ -125,7 +126,7 @@ pub(super) fn metrics(
     Some(address)
 }
 
-/// Checks that the health check path is not the path of a route.
+/// Checks that the path of health checks is not the path of a route. `None` if health checks are off.
 pub(super) fn health(
     written: Setting<Option<String>>,
     routes: &Setting<Vec<SpannedValue<Route>>>,
@@ -147,7 +148,7 @@ pub(super) fn health(
     Some(path.into())
 }
 
-/// The items that equal an earlier one.
+/// Returns the items that equal an earlier item.
 fn repeated<'a, T: PartialEq + 'a>(
     all: impl Iterator<Item = &'a SpannedValue<T>>,
 ) -> impl Iterator<Item = &'a SpannedValue<T>> {
@@ -159,7 +160,7 @@ fn repeated<'a, T: PartialEq + 'a>(
     })
 }
 
-/// The values without their positions. Reports repeated values with the message from `twice`.
+/// Returns the values without their positions. Reports repeated values with the message from `describe`.
 pub(super) fn reject_repeated<T: PartialEq>(
     all: Vec<SpannedValue<T>>,
     s: &mut SectionReader<'_, '_>,
@@ -171,7 +172,7 @@ pub(super) fn reject_repeated<T: PartialEq>(
     all.into_iter().map(|at| at.value).collect()
 }
 
-/// Reads the keys of `request_state`. Each invalid key is a problem of its own.
+/// Reads the secret keys of `request_state`. Each invalid key is a problem of its own.
 pub(super) fn keys(
     written: Setting<Vec<SpannedValue<SecretSource>>>,
     context: LoadContext<'_>,
@@ -210,7 +211,8 @@ pub(super) fn keys(
     keys.into_iter().map(|key| key.value).collect()
 }
 
-/// The location of a certificate's private key.
+/// Returns the location of a certificate's private key, and its position in the file; `None` if the key is
+/// absent or invalid.
 pub(super) fn private_key(
     written: Setting<SecretSource>,
     context: LoadContext<'_>,
@@ -259,7 +261,7 @@ pub(super) fn tokens(
     )
 }
 
-/// The valid routes. Reports an empty list and repeated paths.
+/// Returns the valid routes. Reports an empty list and repeated paths.
 pub(super) fn routes(
     written: Setting<Vec<SpannedValue<Route>>>,
     s: &mut SectionReader<'_, '_>,
@@ -289,18 +291,21 @@ pub(super) fn routes(
     routes.into_iter().filter_map(|route| route.value.config).collect()
 }
 
-/// The keys of `upstream`, as written.
+/// The values of the keys of `upstream`, before they are checked against each other.
 pub(super) struct UpstreamKeys {
+    /// The MCP endpoint, for a server over HTTP.
     pub(super) url: Setting<upstream::ServerUrl>,
+    /// The command, for a stdio server, with its settings.
     pub(super) command: Setting<upstream::ServerCommand>,
-    /// The keys that are written and apply to a command.
+    /// The names of the written keys that apply to a command only.
     pub(super) with_command: Vec<SpannedValue<&'static str>>,
+    /// Whether clients may share a server that cannot tell them apart.
     pub(super) shared: Setting<bool>,
-    /// The keys that apply to a URL.
+    /// The values of the keys that apply to a URL only.
     pub(super) http: upstream_http::HttpUpstreamKeys,
 }
 
-/// The server and its connection settings, if `upstream` is unambiguous and valid.
+/// Returns the server and its connection settings, if `upstream` is unambiguous and valid.
 pub(super) fn server(
     written: Setting<UpstreamKeys>,
     is_exposed: bool,
@@ -366,8 +371,8 @@ pub(super) fn server(
     }
 }
 
-/// Checks `shared` for a server at a URL. Configured credentials in its headers make all clients look the
-/// same to it.
+/// Checks `shared` for a server at a URL. With configured credentials in `headers`, all clients look the same
+/// to the server.
 fn check_shared_url(
     shared: &Setting<bool>,
     reached: &upstream_http::HttpUpstreamKeys,
@@ -391,7 +396,8 @@ fn check_shared_url(
     }
 }
 
-/// The problem of a server that cannot tell clients apart, behind a listener that remote clients can reach.
+/// Returns the problem message for a server that cannot tell clients apart, behind a listener that remote
+/// clients can reach. `can` says what each client can then do.
 fn sharing_refusal(one: &str, can: &str, flag: &str) -> String {
     format!(
         "clients on other machines can connect, and {one}: each of them can do whatever {can}; listen on \
@@ -400,7 +406,7 @@ fn sharing_refusal(one: &str, can: &str, flag: &str) -> String {
     )
 }
 
-/// The valid tool rules. Reports rules that can never match.
+/// Returns the valid tool rules. Reports rules that can never match, because an earlier rule does.
 pub(super) fn tools(
     written: Vec<SpannedValue<Option<SpannedValue<policy::ToolRule>>>>,
     s: &mut SectionReader<'_, '_>,
@@ -430,7 +436,7 @@ pub(super) fn tools(
     rules.into_iter().map(|rule| rule.value).collect()
 }
 
-/// Whether `first` certainly matches every name that `second` matches.
+/// Whether the pattern `first` certainly matches every name that `second` matches.
 ///
 /// A pattern of plain characters and `*` that matches the text of another pattern also matches whatever the
 /// wildcards of the other stand for, because only a `*` can match them. A `?` could match a `*` as a single
@@ -439,6 +445,7 @@ fn covers(first: &policy::NamePattern, second: &policy::NamePattern) -> bool {
     first == second || (!first.as_str().contains('?') && first.matches(second.as_str()))
 }
 
+/// Reads `tasks.unsolicited`. Reports an empty list and repeated client matches.
 pub(super) fn unsolicited(
     written: SpannedValue<UnsolicitedSetting>,
     s: &mut SectionReader<'_, '_>,
@@ -473,7 +480,7 @@ pub(super) struct CallTimeLimit {
 }
 
 impl CallTimeLimit {
-    /// The route's own `timeout` overrides `timeouts.call`.
+    /// Returns the limit of a route: its own `timeout`, or else `timeouts.call`.
     pub(super) fn of(of_route: Option<Duration>, timeouts: &TimeoutKeys) -> Self {
         match of_route {
             Some(time) => Self { key: "timeout", time },
@@ -482,8 +489,8 @@ impl CallTimeLimit {
     }
 }
 
-/// Warns of tool limits that the lower limits of the route make unreachable, and of other keys in rules with
-/// `deny`.
+/// Warns of tool limits that are never reached, because the route has lower ones, and of other keys in rules
+/// with `deny`.
 pub(super) fn check_call_limits(
     rules: &[SpannedValue<Option<SpannedValue<policy::ToolRule>>>],
     of_route: &policy::CallLimits,
@@ -550,7 +557,7 @@ pub(super) fn check_deadline(
     s.add_problem(written.place, message);
 }
 
-/// The ticket times of tool rules, with the positions of the rules.
+/// Returns the ticket times of tool rules, with the positions of the rules.
 pub(super) fn tickets_of_tools(
     rules: &[SpannedValue<Option<SpannedValue<policy::ToolRule>>>],
 ) -> Vec<SpannedValue<Option<Duration>>> {
@@ -584,7 +591,7 @@ pub(super) fn check_ticket(
     }
 }
 
-/// The longest threshold of the route and its tools; zero if no calls become tasks after a threshold.
+/// Returns the longest threshold of the route and its tools; zero if no calls become tasks after a threshold.
 fn longest_threshold(defer: &policy::DeferPolicy, tools: &[policy::ToolRule]) -> Duration {
     let tools = tools.iter().map(|tool| (tool.mode.unwrap_or(defer.mode), tool.after.unwrap_or(defer.after)));
     let waits = tools.chain([(defer.mode, defer.after)]).filter(|(mode, _)| match mode {
@@ -594,7 +601,7 @@ fn longest_threshold(defer: &policy::DeferPolicy, tools: &[policy::ToolRule]) ->
     waits.map(|(_, after)| after).max().unwrap_or_default()
 }
 
-/// The memory limit for bodies, which must hold at least one body.
+/// Returns the memory limit of request bodies, `limits.body_memory`, which must hold at least one body.
 pub(super) fn body_memory(
     body_bytes: &SpannedValue<usize>,
     written: &SpannedValue<usize>,
@@ -618,6 +625,7 @@ pub(super) fn body_memory(
     memory
 }
 
+/// Reports a shortest poll interval that is longer than the longest one.
 pub(super) fn check_poll_interval(
     least: &SpannedValue<Duration>,
     greatest: &SpannedValue<Duration>,
@@ -635,7 +643,7 @@ pub(super) fn check_poll_interval(
     }
 }
 
-/// Below this, a client that disconnects briefly or polls slowly may miss the result.
+/// Retention below which a client that disconnects briefly or polls slowly may miss the result.
 const SHORT_RETENTION: Duration = Duration::from_secs(60);
 
 /// Warns of a retention that is too short for a client to fetch the result.
@@ -660,8 +668,8 @@ pub(super) fn warn_short_retention(
     s.diagnostics.warnings.push(Problem::new(*place, message));
 }
 
-/// Warns of an exposed route whose principals are identified by the default. Writing the default explicitly
-/// turns the warning off.
+/// Warns of an exposed route on which all clients without `Authorization` are one principal, because
+/// `principal` is not written. Writing the default turns the warning off.
 pub(super) fn warn_single_principal(path: &str, s: &mut SectionReader<'_, '_>) {
     let message = format!(
         "warning: on `{path}` all clients without `Authorization` are one principal, also those that send \
@@ -672,7 +680,8 @@ pub(super) fn warn_single_principal(path: &str, s: &mut SectionReader<'_, '_>) {
     s.diagnostics.warnings.push(Problem::new(s.place, message));
 }
 
-/// ` (line 7)` for a position in the file.
+/// Formats the position of another setting for a message: ` (line 7)` for a position in the file, `
+/// (--listen)` for a flag, nothing without a position.
 pub(super) fn line(place: SourceSpan) -> String {
     match place {
         SourceSpan::File { line, .. } => format!(" (line {line})"),

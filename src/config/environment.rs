@@ -10,17 +10,18 @@ pub struct Environment(BTreeMap<String, Option<String>>);
 /// The context in which a configuration is read.
 #[derive(Clone, Copy)]
 pub(super) struct LoadContext<'a> {
-    /// Base of relative paths.
+    /// The folder of the configuration file, the base of relative paths.
     pub(super) folder: &'a Path,
     /// Whether certificates and commands are checked for existence and validity.
     pub(super) checks_files: bool,
+    /// The environment variables that the configuration may use.
     pub(super) environment: &'a Environment,
 }
 
 // === impl Environment ===
 
 impl Environment {
-    /// The environment of this process.
+    /// Takes a snapshot of the environment of this process.
     pub fn of_process() -> Self {
         // Names that are not UTF-8 cannot occur in a configuration.
         let named = |(name, value): (_, std::ffi::OsString)| {
@@ -29,15 +30,15 @@ impl Environment {
         Self(env::vars_os().filter_map(named).collect())
     }
 
-    /// The names of all variables.
+    /// Returns the names of all variables.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    /// The value of a variable; `None` if it is not set.
+    /// Returns the value of a variable; `None` if it is not set.
     ///
     /// # Errors
-    /// The value is not valid UTF-8.
+    /// A message if the value is not valid UTF-8.
     pub fn get(&self, name: &str) -> Result<Option<&str>, InvalidValue> {
         match self.0.get(name) {
             Some(None) => Err(InvalidValue(format!("the environment variable `{name}` is not valid UTF-8"))),
@@ -46,7 +47,7 @@ impl Environment {
         }
     }
 
-    /// The value of a variable, if it is set and valid UTF-8.
+    /// Returns the value of a variable; `None` if it is not set or not valid UTF-8.
     pub(super) fn text(&self, name: &str) -> Option<&str> {
         self.0.get(name)?.as_deref()
     }

@@ -30,10 +30,12 @@ use crate::{
 };
 use serde_json::json;
 
+/// The default address of the client listener.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8808";
+/// The default path of a route.
 pub const DEFAULT_PATH: &str = "/mcp";
 
-/// The whole file. Reads it in `context`.
+/// Reads the whole file: declares the keys of the top level, and converts their values.
 pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Config {
     let listen = s
         .key(
@@ -65,14 +67,14 @@ pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> C
             "Public scheme and host of the proxy, if clients reach it through a load balancer or another proxy.",
         )
         .read(url(values::public_url));
-    // Remote clients can connect, directly or through a reverse proxy on this machine. Otherwise all clients
-    // belong to one user.
+    // The proxy is exposed if remote clients can connect, directly or through a reverse proxy on this
+    // machine. Otherwise all clients belong to one user.
     let is_exposed = matches!(public_url, Setting::Valid(_))
         || listen.value.iter().any(|address| !address.value.ip().to_canonical().is_loopback());
     let access = s
         .key("access", "Access control for client requests: hosts, origins, tokens.")
         .read_section("`access`", |s| access(s, context));
-    // A listener that requires tokens is not exposed.
+    // A proxy that requires tokens does not count as exposed.
     let needs_token = access.needs_token;
     let is_exposed = is_exposed && !needs_token;
     let routes = s.key("routes", "Routes: paths of the proxy and the servers behind them.").read_required(
@@ -139,7 +141,7 @@ pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> C
     }
 }
 
-/// Certificate chain and private key of an HTTPS listener.
+/// Reads the certificate chain and private key of an HTTPS listener. `None` if they are absent or invalid.
 pub(super) fn tls(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<front::TlsPaths> {
     let cert = s
         .key("cert", "PEM file of the certificate chain, the server's own certificate first.")
@@ -187,7 +189,7 @@ fn state_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Vec<se
     cross_checks::keys(keys, context, s)
 }
 
-/// The values of `access`.
+/// The values of the keys of `access`.
 struct AccessKeys {
     access: AccessPolicy,
     tokens: policy::TokenSet,

@@ -127,7 +127,7 @@ const ALIASES: &[KeyAlias] = &[
     (&["http_proxy", "https_proxy"], &["routes[].upstream.proxy"], ""),
 ];
 
-/// A suggestion for the unknown `key` of the section at `path`; `known` are the keys of that section.
+/// Suggests a fix for the unknown `key` of the section at `path`; `known` are the keys of that section.
 pub(super) fn remedy(key: &str, path: &str, known: &[&str]) -> String {
     let inner = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     let word = snake_case(key);
@@ -167,8 +167,8 @@ pub(super) fn remedy(key: &str, path: &str, known: &[&str]) -> String {
     format!("there are {}", known.join(", "))
 }
 
-/// Sort key for the distance from a section to a key: keys below the section first, then less nested keys,
-/// then keys of routes.
+/// Returns a sort key for the distance from a section to a key: keys below the section first, then less
+/// nested keys, then keys of routes.
 fn distance(key: &str, section: &str) -> (bool, usize, bool) {
     let is_below = section.is_empty() || key.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'));
     (!is_below, key.matches('.').count(), !key.starts_with("routes[]"))
@@ -191,6 +191,7 @@ fn snake_case(key: &str) -> String {
     word
 }
 
+/// Returns the name of the key at a path, its last segment.
 fn last(path: &str) -> &str {
     let last = path.rsplit('.').next().unwrap_or(path);
     last.strip_suffix("[]").unwrap_or(last)
@@ -200,7 +201,7 @@ fn parent(path: &str) -> &str {
     path.rsplit_once('.').map_or("", |(parent, _)| parent)
 }
 
-/// The paths of all keys, as in `routes[].defer.after`.
+/// Returns the paths of all keys, as in `routes[].defer.after`.
 fn all_paths() -> Vec<String> {
     fn collect(schema: &Json, path: &str, all: &mut Vec<String>) {
         if let Some(properties) = schema["properties"].as_object() {

@@ -12,7 +12,7 @@ use crate::{
 };
 use std::time::Duration;
 
-/// The values of `limits`.
+/// The values of the keys of `limits`, by the part that they apply to.
 pub(super) struct LimitKeys {
     pub(super) front: front::ClientLimits,
     pub(super) upstream: upstream::UpstreamLimits,
@@ -20,13 +20,15 @@ pub(super) struct LimitKeys {
     pub(super) connections: ConnectionLimits,
 }
 
-/// The values of `timeouts`.
+/// The values of the keys of `timeouts`, by the part that they apply to.
 pub(super) struct TimeoutKeys {
     pub(super) front: front::ClientTimeouts,
     pub(super) upstream: upstream::UpstreamTimeouts,
+    /// Silence on a response after which an SSE comment is sent.
     pub(super) keep_alive: Duration,
 }
 
+/// Reads `limits`.
 pub(super) fn limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
     let defaults = front::ClientLimits::default();
     let body_bytes = s
@@ -198,6 +200,7 @@ fn quotas(s: &mut SectionReader<'_, '_>) -> TaskQuotas {
     }
 }
 
+/// Reads `timeouts`.
 pub(super) fn timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
     let front = front::ClientTimeouts::default();
     let upstream = upstream::UpstreamTimeouts::default();

@@ -10,10 +10,10 @@ use super::{
 };
 use std::fmt::Write;
 
-/// Keys under which hosts list their servers.
+/// Keys under which MCP hosts list their servers.
 const KEYS: [&str; 4] = ["mcpServers", "servers", "mcp_servers", "context_servers"];
 
-/// The problem to report for the file of a host; `None` for any other file.
+/// Returns the problem to report for the configuration file of an MCP host; `None` for any other file.
 pub(super) fn problem(file: &Node) -> Option<Problem> {
     let entries = entries(file)?;
     let is_ours = entries.iter().any(|entry| entry.key == "routes");
@@ -38,7 +38,7 @@ pub(super) fn problem(file: &Node) -> Option<Problem> {
     Some(Problem::new(*key_place, message))
 }
 
-/// As [`problem`], for JSON with comments, which editors accept but which is not YAML.
+/// Like [`host_file_problem`], for JSON with comments, which editors accept but which is not YAML.
 pub(super) fn problem_in_text(text: &str) -> Option<Problem> {
     if !text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '/']) {
         return None;
@@ -71,7 +71,7 @@ fn is_server(node: &Node) -> bool {
     get(node, &["command"]).is_some() || get(node, &URLS).is_some()
 }
 
-/// The equivalent routes as YAML.
+/// Returns the equivalent routes as YAML.
 fn routes_yaml(servers: &[&MapEntry]) -> String {
     let mut yaml = String::from("routes:\n");
     for server in servers {
@@ -103,7 +103,7 @@ fn write_route(yaml: &mut String, path: &str, MapEntry { key, node, .. }: &MapEn
         return Ok(());
     }
     let command = get(node, &["command"]);
-    // Zed has a mapping with `path` here.
+    // In a file of Zed, `command` is a mapping with `path`.
     let command = command.and_then(|command| get(command, &["path"])).or(command);
     let words = |node: &Node| match &node.value {
         NodeValue::List(items) => items.iter().filter_map(Node::characters).map(quoted).collect(),
@@ -126,7 +126,7 @@ fn write_route(yaml: &mut String, path: &str, MapEntry { key, node, .. }: &MapEn
     Ok(())
 }
 
-/// A quoted YAML string, with variables of VS Code converted to `${NAME}`.
+/// Returns a quoted YAML string, with variables of VS Code converted to `${NAME}`.
 fn quoted(text: &str) -> String {
     let mut ours = String::new();
     let mut rest = text;
@@ -157,7 +157,7 @@ fn quoted(text: &str) -> String {
     serde_json::to_string(&ours).expect("a string is written to memory")
 }
 
-/// A name converted to the name of an environment variable.
+/// Converts a name to the name of an environment variable.
 fn variable(name: &str) -> String {
     let word = |byte: char| if byte.is_ascii_alphanumeric() { byte.to_ascii_uppercase() } else { '_' };
     let name: String = name.chars().map(word).collect();
@@ -167,7 +167,7 @@ fn variable(name: &str) -> String {
     }
 }
 
-/// A name converted to a path segment.
+/// Converts a name to a path segment.
 fn slug(name: &str) -> String {
     let part = |byte: char| match byte {
         byte if byte.is_ascii_alphanumeric() || matches!(byte, '-' | '_' | '.') => byte.to_ascii_lowercase(),

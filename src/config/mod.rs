@@ -67,21 +67,28 @@ const STDIN: &str = "-";
 /// The complete configuration of the proxy.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// The client listeners.
     pub front: front::Config,
     /// Admin listener; `None` if off.
     pub admin: Option<admin::Config>,
     /// Additional listener for Prometheus; `None` if off.
     pub metrics: Option<SocketAddr>,
+    /// Where task records are stored.
     pub store: StoreConfig,
     /// The routes: at least one, with distinct paths.
     pub routes: Vec<RouteConfig>,
+    /// Limits of tasks, in total and of one principal.
     pub quotas: policy::TaskQuotas,
     /// Keys that encrypt `requestState`: the first encrypts, all decrypt. If empty, a key is generated at
     /// start, and states are valid until the process ends.
     pub state_keys: Vec<secret::SecretKey>,
+    /// Limits of open connections that are written in the file.
     pub connections: ConnectionLimits,
+    /// Durations of the phases of a shutdown.
     pub drain: DrainTimes,
+    /// Format and level of the log.
     pub log: LogConfig,
+    /// Conditions under which `/ready` responds with 200.
     pub ready: ReadinessConfig,
     /// Trace export; `None` if off.
     pub traces: Option<trace::ExportSettings>,
@@ -101,8 +108,11 @@ pub struct ConfigWarnings(Vec<String>);
 /// A route and its server.
 #[derive(Clone, Debug)]
 pub struct RouteConfig {
+    /// The path and the policies of the route.
     pub route: policy::Route,
+    /// The URL of the server, or the command that starts it.
     pub server: upstream::UpstreamTarget,
+    /// Limits, timeouts, headers and TLS of the connections to the server.
     pub upstream: upstream::Config,
 }
 
@@ -117,15 +127,16 @@ pub struct DrainTimes {
     pub limit: Duration,
 }
 
+/// The default of `drain`.
 const DEFAULT_DRAIN: DrainTimes = DrainTimes { notice: Duration::ZERO, limit: Duration::from_secs(30) };
 
 /// Configured connection limits. Limits that are not set are derived from the limit of open files
 /// ([`crate::runtime::DescriptorShares`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// `limits.connections`
+    /// The limit of client connections (`limits.connections`); `None` if it is not set.
     pub clients: Option<usize>,
-    /// `limits.upstream_connections`
+    /// The limit of connections to servers (`limits.upstream_connections`); `None` if it is not set.
     pub servers: Option<usize>,
 }
 
@@ -137,6 +148,7 @@ pub enum StoreConfig {
     Memory,
     /// In a folder; survives restarts.
     Disk {
+        /// The folder of the store.
         path: PathBuf,
         /// The key of the store; `None` for the key file beside the folder.
         key: Option<StoreKeySource>,
@@ -180,7 +192,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// The JSON Schema (2020-12) of the configuration file, without references.
+/// Returns the JSON Schema (2020-12) of the configuration file, without references.
 pub fn schema() -> serde_json::Value {
     let nowhere = Environment::default();
     let context = LoadContext { folder: Path::new(""), checks_files: false, environment: &nowhere };
@@ -236,12 +248,13 @@ fn load_overlaid(
     parse_overlaid(Some(name), Some(&text), overlay, look, &environment)
 }
 
-/// The name of a configuration file in messages.
+/// Returns the name of a configuration file for messages: `<stdin>` for `-`.
 pub fn display_path(path: &Path) -> &Path {
     if path == Path::new(STDIN) { Path::new("<stdin>") } else { path }
 }
 
-/// As [`load`], from a text. `path` is the file name in problems and the base of relative paths.
+/// Reads a configuration from a text, as [`load`] does from a file. `path` is the file name in problems and
+/// the base of relative paths.
 ///
 /// # Errors
 /// All problems of the text.
@@ -249,7 +262,7 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, Problems> {
     Ok(parse_overlaid(Some(path.to_owned()), Some(text), |_, _| {}, false, &Environment::of_process())?.0)
 }
 
-/// As [`check`], from a text and with the given environment variables.
+/// Checks a configuration in a text, as [`check`] does with a file, and with the given environment variables.
 ///
 /// # Errors
 /// All problems of the text.
@@ -273,7 +286,8 @@ fn parse_overlaid(
         Some(text) => yaml::parse(text, &mut report.problems),
         None => Some(Node::map(SourceSpan::Whole)),
     };
-    // YAML would read JSON comments as parts of keys.
+    // The files of MCP hosts are recognised before other problems are reported: YAML would read JSON comments
+    // as parts of keys.
     let of_host = read.as_ref().and_then(mcp_servers::problem);
     if let Some(problem) = of_host.or_else(|| text.and_then(mcp_servers::problem_in_text)) {
         return Err(Problems::one(path, problem));
@@ -313,7 +327,7 @@ fn parse_overlaid(
 // === impl ConfigWarnings ===
 
 impl ConfigWarnings {
-    /// The warnings with their source positions, as in `deferral.yaml:7:5: …`.
+    /// Returns the warnings with their source positions, as in `deferral.yaml:7:5: …`.
     pub fn lines(&self) -> &[String] {
         &self.0
     }
@@ -328,9 +342,9 @@ impl fmt::Debug for ConfigWarnings {
 // === impl Config ===
 
 impl Config {
-    /// Completes commands with values derived from other keys: the secret variables of the proxy, which no
-    /// process inherits, and whether clients may see the standard error of a server, which requires that all
-    /// of them are local.
+    /// Completes the commands of stdio servers with values derived from other keys: the secret variables of
+    /// the proxy, which no process inherits, and whether clients may see the standard error of a server,
+    /// which requires that all of them are local.
     fn prepare_commands(&mut self, secrets: Vec<String>) {
         let secrets: Arc<[String]> = secrets.into();
         let is_local = self.front.public_url.is_none()

@@ -14,9 +14,10 @@ use crate::front;
 use serde_json::json;
 use std::net::SocketAddr;
 
+/// The default address of the admin listener.
 const DEFAULT: &str = "127.0.0.1:8809";
 
-/// The keys of `admin`, unless it is `off`.
+/// The values of the keys of `admin`, unless it is `off`.
 pub(super) struct AdminKeys {
     pub(super) listen: SpannedValue<SocketAddr>,
     pub(super) token: Setting<SecretSource>,
@@ -25,7 +26,7 @@ pub(super) struct AdminKeys {
     pub(super) has_tls: bool,
 }
 
-/// An address, a mapping, or `off`.
+/// The type of `admin`: an address, a mapping, or `off`.
 pub(super) fn operators(context: LoadContext<'_>) -> ValueType<'_, Option<AdminKeys>> {
     let one = or_off(json!({ "type": "string", "examples": [DEFAULT, "off"] }), values::admin);
     let all = mapping("`admin`", move |s| Some(keys(s, context)));

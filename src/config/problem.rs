@@ -1,15 +1,15 @@
-//! Problems of a configuration: all of them are collected, each with its position and its fix.
+//! Problems of a configuration: all problems are collected, each with its position and its fix.
 
 use std::{fmt, path::PathBuf};
 
 /// The position where a setting was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SourceSpan {
-    /// A position in the file. Both count from 1; columns count characters.
+    /// A position in the file. Lines and columns count from 1; columns count characters.
     File { line: usize, column: usize },
     /// A command line flag, by its name (`--listen`).
     Flag(&'static str),
-    /// No position: the setting is missing.
+    /// No position: the setting is missing, or has its default.
     Whole,
 }
 
@@ -24,7 +24,7 @@ pub struct SpannedValue<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub place: SourceSpan,
-    /// What is wrong with which key, and the fix.
+    /// Text that says what is wrong with which key, and the fix.
     pub message: String,
 }
 
@@ -38,6 +38,7 @@ pub struct Problems {
 // === impl SourceSpan ===
 
 impl SourceSpan {
+    /// The beginning of the file.
     pub(super) const START: Self = Self::File { line: 1, column: 1 };
 }
 
@@ -48,16 +49,17 @@ impl<T> SpannedValue<T> {
         Self { place, value }
     }
 
-    /// A default value, without a position.
+    /// Creates a default value, which has no position.
     pub const fn default_value(value: T) -> Self {
         Self::new(SourceSpan::Whole, value)
     }
 
+    /// Whether the value is written in the file or set by a flag, and not a default.
     pub fn is_written(&self) -> bool {
         self.place != SourceSpan::Whole
     }
 
-    /// The value, unless it is a default.
+    /// Returns the value, unless it is a default.
     pub fn explicit(&self) -> Option<&T> {
         self.is_written().then_some(&self.value)
     }
@@ -74,7 +76,7 @@ impl Problem {
 // === impl Problems ===
 
 impl Problems {
-    /// `Err` with the problems, unless there are none.
+    /// Returns `value` if there are no problems. `file` is the name of the configuration file.
     ///
     /// # Errors
     /// The problems, in the order of the file.
@@ -88,13 +90,14 @@ impl Problems {
         Err(Self { file, list })
     }
 
+    /// Creates a list of one problem.
     pub(super) fn one(file: Option<PathBuf>, problem: Problem) -> Self {
         Self { file, list: vec![problem] }
     }
 }
 
 impl Problems {
-    /// One line per problem: `file:line:column: message`, as editors and CI understand it.
+    /// Returns one line per problem: `file:line:column: message`, as editors and CI understand it.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         self.list.iter().map(|Problem { place, message }| match (place, &self.file) {
             (SourceSpan::File { line, column }, Some(file)) => {
@@ -117,7 +120,7 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// The entry of `known` that `word` is probably a misspelling of.
+/// Returns the entry of `known` that `word` is probably a misspelling of.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase().replace('-', "_");
     known

@@ -12,7 +12,7 @@ use crate::policy::{DeferPolicy, Mode, Rollout, RolloutBasis, RolloutShare, Tool
 use serde_json::{Value as Json, json};
 use std::sync::Arc;
 
-/// The rollout and the position where it is written.
+/// Reads `rollout`, with its position; `None` if it is absent or invalid.
 pub(super) fn rollout(s: &mut SectionReader<'_, '_>) -> Option<SpannedValue<Arc<Rollout>>> {
     let about = "Share of principals whose calls become tasks, as in `25%`; or a mapping with more \
                  options. The others are treated as in mode `observe`. Default: `100%`.";
@@ -127,7 +127,7 @@ fn share(text: &str) -> Result<RolloutShare, InvalidValue> {
     millionths.map_or_else(|| invalid("is more than 100%"), Ok)
 }
 
-/// The rollouts of tool rules, with the positions of the rules.
+/// Returns the rollouts of tool rules, with the positions of the rules.
 pub(super) fn tool_rollouts(
     rules: &[SpannedValue<Option<SpannedValue<ToolRule>>>],
 ) -> Vec<SpannedValue<Arc<Rollout>>> {
@@ -172,7 +172,7 @@ pub(super) fn reject_ineffective(
     }
 }
 
-/// As [`reject_ineffective`], for the rollout of a tool rule.
+/// Reports a rollout of a tool rule whose mode makes no tasks.
 pub(super) fn reject_ineffective_of_tool(
     rollout: Option<&SpannedValue<Arc<Rollout>>>,
     mode: Mode,

@@ -29,12 +29,14 @@ use std::{
     time::Duration,
 };
 
-/// A route as written; fields that are invalid are `None`.
+/// The values of the keys of a route; fields that are invalid are `None`.
 pub(super) struct Route {
     pub(super) path: Option<SpannedValue<String>>,
     pub(super) config: Option<RouteConfig>,
 }
 
+/// Reads a route. `is_exposed` is set if remote clients can connect without a token, `needs_token` if clients
+/// need a token.
 pub(super) fn route(
     s: &mut SectionReader<'_, '_>,
     limits: &LimitKeys,
@@ -72,7 +74,7 @@ pub(super) fn route(
     cross_checks::check_call_limits(&rules, &limits, s);
     let rollouts_of_tools = rollout::tool_rollouts(&rules);
     let tools = cross_checks::tools(rules, s);
-    // The client of the server gets the longest timeout of all tools; calls with a shorter timeout end
+    // The connection to the server gets the longest timeout of all tools; calls with a shorter timeout end
     // earlier.
     let of_route = cross_checks::CallTimeLimit::of(timeout, timeouts);
     let longest = tools.iter().filter_map(|rule| rule.timeout).fold(of_route.time, Duration::max);
@@ -132,7 +134,7 @@ pub(super) fn route(
             .key("questions", "Input requests of the server during a call: elicitation, sampling, roots.")
             .read_section("`questions`", questions),
         session_headers: cross_checks::reject_repeated(forward, s, |name| format!("`{name}` is listed twice; remove one of the two")),
-        // Set below, from a key of `upstream`.
+        // `forwarded` is set below, from a key of `upstream`.
         adds_forwarded_header: false,
         response_headers: s
             .key("response", "Responses to clients of the route.")
@@ -160,7 +162,7 @@ pub(super) fn route(
     Route { path: name, config }
 }
 
-/// The path of a route, if it is valid.
+/// Reads the path of a route; `None` if it is invalid.
 fn name(s: &mut SectionReader<'_, '_>) -> Option<SpannedValue<String>> {
     match s.key("path", "Path that clients use.").with_default(DEFAULT_PATH).read(path()) {
         Setting::Valid(path) => Some(path),
@@ -169,7 +171,7 @@ fn name(s: &mut SectionReader<'_, '_>) -> Option<SpannedValue<String>> {
     }
 }
 
-/// Reads `principal`. `exposed` is the path of the route if remote clients can reach it.
+/// Reads `principal`. `exposed_path` is the path of the route if remote clients can reach it.
 fn caller(s: &mut SectionReader<'_, '_>, exposed: Option<&SpannedValue<String>>) -> PrincipalSource {
     let principal = s
         .key(
@@ -208,7 +210,7 @@ fn defer(s: &mut SectionReader<'_, '_>) -> (DeferPolicy, Option<SpannedValue<Arc
     (defer, rollout)
 }
 
-/// A tool rule. `inherited` is the mode of the route.
+/// Reads a tool rule. `route_mode` is the mode of the route.
 fn tool(s: &mut SectionReader<'_, '_>, inherited: Mode) -> Option<SpannedValue<ToolRule>> {
     let matches =
         s.key("match", "Name of the tool; `*` matches any characters, `?` one.").read_required(pattern());
@@ -266,7 +268,7 @@ fn tool(s: &mut SectionReader<'_, '_>, inherited: Mode) -> Option<SpannedValue<T
     ))
 }
 
-/// Reads `concurrency` and `calls_per_minute` with these descriptions.
+/// Reads `concurrency` and `calls_per_minute`, whose descriptions are the parameters.
 fn call_limits(
     s: &mut SectionReader<'_, '_>,
     at_a_time: &'static str,

@@ -1,6 +1,6 @@
 //! Secret values: keys and tokens.
 //!
-//! They are never written in the configuration itself, which is printed, copied and put under version
+//! Secrets are never written in the configuration itself, which is printed, copied and put under version
 //! control; the configuration names a file or an environment variable. No message contains any part of a
 //! secret.
 
@@ -27,7 +27,7 @@ pub type SecretKey = Secret<[u8; 32]>;
 /// A bearer token.
 pub type SecretToken = Secret<String>;
 
-/// Location of a secret.
+/// Location of a secret: a file or an environment variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SecretSource {
     File(PathBuf),
@@ -45,6 +45,7 @@ pub struct TokenSource {
 /// Maximum size of a secret file, in bytes.
 const MAX_FILE: u64 = 4 << 10;
 
+/// Length of a key, in bytes.
 const LENGTH: usize = 32;
 
 /// Minimum length of a token, in characters. Tokens are not stretched, so shorter ones can be guessed: 16 hex
@@ -54,11 +55,12 @@ const SHORTEST_TOKEN: usize = 16;
 // === impl Secret ===
 
 impl<T> Secret<T> {
+    /// Wraps a value that must not be shown.
     pub const fn new(value: T) -> Self {
         Self(value)
     }
 
-    /// The secret value itself.
+    /// Returns the secret value itself, which must not be shown.
     pub const fn expose(&self) -> &T {
         &self.0
     }
@@ -76,7 +78,7 @@ impl SecretSource {
     /// Reads a key.
     ///
     /// # Errors
-    /// The source is missing, or its content is not a valid key.
+    /// A message if the source is missing, or its content is not a valid key.
     pub(super) fn key(&self, context: LoadContext<'_>) -> Result<SecretKey, InvalidValue> {
         decode(&self.text(context)?).map_err(|why| {
             InvalidValue(format!(
@@ -89,7 +91,7 @@ impl SecretSource {
     /// Reads a token.
     ///
     /// # Errors
-    /// The source is missing, or its content is not a valid token.
+    /// A message if the source is missing, or its content is not a valid token.
     pub(super) fn token(&self, context: LoadContext<'_>) -> Result<SecretToken, InvalidValue> {
         let text = self.text(context)?;
         token(&text).map_err(|why| {
@@ -103,7 +105,7 @@ impl SecretSource {
     /// Reads a header value.
     ///
     /// # Errors
-    /// The source is missing, or its content is not a valid header value.
+    /// A message if the source is missing, or its content is not a valid header value.
     pub(super) fn header(&self, context: LoadContext<'_>) -> Result<HeaderValue, InvalidValue> {
         let mut value = HeaderValue::from_str(self.text(context)?.trim())
             .ok()
@@ -119,7 +121,7 @@ impl SecretSource {
     /// removed.
     ///
     /// # Errors
-    /// The source is missing, or its content cannot be the value of a variable.
+    /// A message if the source is missing, or its content cannot be the value of a variable.
     pub(super) fn variable(&self, context: LoadContext<'_>) -> Result<String, InvalidValue> {
         let mut text = self.text(context)?;
         if let (Self::File(_), Some(line)) = (self, text.strip_suffix('\n')) {
@@ -131,10 +133,10 @@ impl SecretSource {
         }
     }
 
-    /// The private key of a certificate. A file is read when it is needed.
+    /// Returns the private key of a certificate. A file is read only when the key is needed.
     ///
     /// # Errors
-    /// The environment variable is not set.
+    /// A message if the environment variable is not set.
     pub(super) fn private_key(&self, context: LoadContext<'_>) -> Result<PrivateKey, InvalidValue> {
         Ok(match self.resolved(context) {
             Self::File(path) => PrivateKey::File(path),
@@ -154,7 +156,7 @@ impl SecretSource {
         }
     }
 
-    /// The same source with its path resolved against the folder of the configuration.
+    /// Returns the same source with its path resolved against the folder of the configuration.
     fn resolved(&self, context: LoadContext<'_>) -> Self {
         match self {
             Self::File(path) => Self::File(context.folder.join(path)),
@@ -172,8 +174,8 @@ impl fmt::Display for SecretSource {
     }
 }
 
-/// The environment variables that hold secrets of the proxy itself: keys, tokens, and private keys of
-/// certificates, outside of `routes`.
+/// Returns the names of environment variables that hold secrets of the proxy itself: keys, tokens, and
+/// private keys of certificates, outside of `routes`.
 pub(super) fn secret_variables(file: &Node) -> Vec<String> {
     fn collect(node: &Node, names: &mut Vec<String>) {
         match &node.value {
@@ -217,7 +219,7 @@ fn decode(text: &str) -> Result<SecretKey, String> {
         return Err("is empty".to_owned());
     }
     let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    // Before base64: 64 hex digits are also valid base64, of 48 bytes.
+    // Hex digits are tried before base64: 64 of them are also valid base64, of 48 bytes.
     let bytes = if is_hex && text.len() == 2 * LENGTH { Some(hex(text)) } else { base64(text) };
     let length = bytes.as_ref().map(Vec::len);
     match (bytes.and_then(|bytes| bytes.try_into().ok()), length) {

@@ -26,7 +26,7 @@ pub(super) struct DiagnosticSink {
     pub(super) path: Vec<String>,
 }
 
-/// A setting: absent, invalid (and reported), or valid.
+/// The value of a key: absent, invalid (and reported), or valid.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum Setting<T> {
     #[default]
@@ -35,15 +35,17 @@ pub(super) enum Setting<T> {
     Valid(SpannedValue<T>),
 }
 
-/// The type of a value: its schema, its default's display form, and its parser.
+/// The type of a value: its JSON Schema, the display form of its default, and its parser.
 pub(super) struct ValueType<'a, T> {
-    /// The JSON Schema. Built on demand, because only editors need it.
+    /// The JSON Schema of the value. Built on demand, because only editors need it.
     pub(super) schema: Box<dyn Fn() -> Json + 'a>,
     /// The display form of a default; `null` if it is not shown.
     pub(super) show: fn(&T) -> Json,
+    /// Converts a node, or reports a problem and returns `None`.
     pub(super) read: ReadFn<'a, T>,
 }
 
+/// Function that converts a node into a value, or reports a problem and returns `None`.
 type ReadFn<'a, T> = Box<dyn Fn(&Node, &mut DiagnosticSink) -> Option<T> + 'a>;
 
 /// The name of the top-level section in messages.
@@ -53,14 +55,17 @@ pub(super) const TOP_LEVEL: &str = "the file";
 /// An absent section has no entries, so that all defaults apply.
 pub(super) struct SectionReader<'n, 'r> {
     name: &'static str,
+    /// Where the mapping begins; no position if it is absent.
     pub(super) place: SourceSpan,
     entries: &'n [MapEntry],
+    /// The declared keys, each with its schema if one is being built.
     known: Map<String, Json>,
     required: Vec<&'static str>,
     /// Alternative groups of keys, of which exactly one is required.
     groups: &'static [&'static [&'static str]],
     /// Whether a schema is being built, instead of a file being read.
     is_schema: bool,
+    /// Collects problems and warnings.
     pub(super) diagnostics: &'r mut DiagnosticSink,
 }
 
@@ -69,21 +74,21 @@ pub(super) struct SectionKey<'s, 'n, 'r> {
     section: &'s mut SectionReader<'n, 'r>,
     name: &'static str,
     description: &'static str,
-    /// Default for the schema, if the value type has none.
+    /// The default in the schema, if the value type shows none.
     default: Json,
 }
 
 // === impl ValueType ===
 
 impl<T> ValueType<'_, T> {
-    /// Sets the display form of defaults.
+    /// Sets the function that converts a default into its display form.
     pub(super) fn show_with(self, show: fn(&T) -> Json) -> Self {
         Self { show, ..self }
     }
 }
 
 impl<'a, T> ValueType<'a, Vec<T>> {
-    /// A list with at least one item. The caller reports an empty list.
+    /// Requires at least one item in the schema. The caller reports an empty list.
     pub(super) fn non_empty(self) -> Self {
         let Self { schema, show, read } = self;
         let schema = move || {
@@ -98,7 +103,7 @@ impl<'a, T> ValueType<'a, Vec<T>> {
 // === impl Setting ===
 
 impl<T> Setting<T> {
-    /// The value, if it is valid.
+    /// Returns the value, if it is valid.
     pub(super) fn ok(self) -> Option<T> {
         match self {
             Self::Valid(at) => Some(at.value),
@@ -106,6 +111,7 @@ impl<T> Setting<T> {
         }
     }
 
+    /// Whether the key is absent.
     pub(super) const fn is_unset(&self) -> bool {
         matches!(self, Self::Unset)
     }
@@ -137,11 +143,12 @@ impl<'n, 'r> SectionReader<'n, 'r> {
         }
     }
 
-    /// Declares a key.
+    /// Declares a key with its description. A method of the returned [`SectionKey`] reads its value.
     pub(super) fn key(&mut self, name: &'static str, about: &'static str) -> SectionKey<'_, 'n, 'r> {
         SectionKey { section: self, name, description: about, default: Json::Null }
     }
 
+    /// Whether the section is written in the file.
     pub(super) fn is_written(&self) -> bool {
         self.place != SourceSpan::Whole
     }
@@ -228,12 +235,12 @@ impl SectionKey<'_, '_, '_> {
         self.read(kind)
     }
 
-    /// The value, or the default if it is absent or invalid.
+    /// Reads the setting; returns the default if it is absent or invalid.
     pub(super) fn read_or<T>(self, kind: ValueType<'_, T>, default: T) -> T {
         self.read_spanned_or(kind, default).value
     }
 
-    /// As [`SectionKey::read_or`], with the position; a default has none.
+    /// Like [`SectionKey::read_or`], with the position of the value; a default has none.
     pub(super) fn read_spanned_or<T>(self, kind: ValueType<'_, T>, default: T) -> SpannedValue<T> {
         match (Self { default: (kind.show)(&default), ..self }).read(kind) {
             Setting::Valid(at) => at,
@@ -241,12 +248,12 @@ impl SectionKey<'_, '_, '_> {
         }
     }
 
-    /// The items of an optional list.
+    /// Reads an optional list; returns its items with their positions, none if the list is absent or invalid.
     pub(super) fn read_list<T>(self, item: ValueType<'_, T>) -> Vec<SpannedValue<T>> {
         self.read_or(list(item), Vec::new())
     }
 
-    /// Reads a section with this name. If it is absent, its keys get their defaults.
+    /// Reads a section; `name` names it in messages. If the section is absent, its keys get their defaults.
     pub(super) fn read_section<T>(
         self,
         name: &'static str,
@@ -258,7 +265,7 @@ impl SectionKey<'_, '_, '_> {
     }
 }
 
-/// The JSON Schema of a section with these keys.
+/// Returns the JSON Schema of a section with these keys.
 pub(super) fn schema<T>(name: &'static str, keys: impl Fn(&mut SectionReader<'_, '_>) -> T) -> Json {
     let mut report = DiagnosticSink::default();
     let mut section = SectionReader { is_schema: true, ..SectionReader::absent(name, &mut report) };
@@ -273,7 +280,8 @@ pub(super) fn schema<T>(name: &'static str, keys: impl Fn(&mut SectionReader<'_,
     schema
 }
 
-/// The type of a mapping with these keys; `None` if it is invalid, which is reported.
+/// Creates the type of a mapping with these keys. `keys` returns `None` for an invalid mapping, and reports
+/// the problem.
 pub(super) fn mapping<'a, T>(
     name: &'static str,
     keys: impl Fn(&mut SectionReader<'_, '_>) -> Option<T> + Clone + 'a,
@@ -297,8 +305,8 @@ pub(super) fn read<T>(
     Some(value)
 }
 
-/// A list of items with their positions. An invalid item makes the list invalid after all items have been
-/// read.
+/// Creates the type of a list of items with their positions. An invalid item makes the list invalid after all
+/// items have been read.
 pub(super) fn list<'a, T: 'a>(item: ValueType<'a, T>) -> ValueType<'a, Vec<SpannedValue<T>>> {
     let ValueType { schema, read, .. } = item;
     let read = move |node: &Node, report: &mut DiagnosticSink| {
@@ -321,7 +329,8 @@ pub(super) fn list<'a, T: 'a>(item: ValueType<'a, T>) -> ValueType<'a, Vec<Spann
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// Parses a scalar from its text, whatever type YAML assigns to it.
+/// Parses a scalar from its text, whatever type YAML assigns to it. Reports an error without values of
+/// variables, and returns `None`.
 pub(super) fn leaf<T>(
     node: &Node,
     report: &mut DiagnosticSink,

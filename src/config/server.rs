@@ -19,7 +19,7 @@ use crate::upstream::{
 };
 use serde_json::{Value as Json, json};
 
-/// Reads the server: `url` or `command`, with the keys that belong to each.
+/// Reads `upstream`: `url` or `command`, with the keys that belong to each.
 pub(super) fn server(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> cross_checks::UpstreamKeys {
     s.require_one_of(&[&["url"], &["command"]]);
     let url = s.key("url", "MCP endpoint of the server, over Streamable HTTP.").read(server_url());
@@ -49,7 +49,8 @@ pub(super) fn server(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) ->
     cross_checks::UpstreamKeys { url, command, with_command, shared, http: reached }
 }
 
-/// The settings of a command except its words. Appends the keys that are written to `written`.
+/// Reads the settings of a command except its words. Appends the names of the keys that are written to
+/// `written`.
 fn command_keys(
     s: &mut SectionReader<'_, '_>,
     context: LoadContext<'_>,
@@ -106,7 +107,7 @@ fn command_keys(
     }
 }
 
-/// The value of a key; appends the key to `written` if it is set.
+/// Returns the value of a key, and appends its name to `written` if it is set.
 fn record_key<T>(
     key: &'static str,
     set: Setting<T>,
@@ -118,7 +119,7 @@ fn record_key<T>(
     set.ok()
 }
 
-/// Environment variables: a mapping of names to strings, or to sources of secrets.
+/// The type of `env`: a mapping of names to strings, or to sources of secrets.
 fn variables(context: LoadContext<'_>) -> ValueType<'_, EnvVariables> {
     let ValueType { schema: elsewhere, read: where_it_is, .. } =
         mapping("a variable", |s| source(s, "the value"));
@@ -160,7 +161,7 @@ fn variables(context: LoadContext<'_>) -> ValueType<'_, EnvVariables> {
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// The environment variables that a command inherits.
+/// The type of `inherit_env`: `all`, `safe` or a list of names.
 fn inherit() -> ValueType<'static, EnvInheritance> {
     let ValueType { schema, read, .. } = list(string(inherited_name)).non_empty();
     let schema = Box::new(move || json!({ "anyOf": [{ "enum": ["all", "safe"] }, schema()] }));
@@ -180,7 +181,7 @@ fn inherit() -> ValueType<'static, EnvInheritance> {
     ValueType { schema, show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// A word of a command. Arguments may be empty; [`cross_checks`] checks that the program is not.
+/// The type of a word of `command`. Arguments may be empty; [`cross_checks`] checks that the program is not.
 fn argument() -> ValueType<'static, String> {
     text_value(json!({ "type": "string" }), |text| match text.contains('\0') {
         true => Err(InvalidValue("must not contain a NUL character".to_owned())),
@@ -188,7 +189,7 @@ fn argument() -> ValueType<'static, String> {
     })
 }
 
-/// The name of an inherited environment variable.
+/// Parses the name of an inherited environment variable.
 fn inherited_name(name: &str) -> Result<String, InvalidValue> {
     match name.starts_with(OWN) {
         true => Err(InvalidValue(format!(
@@ -198,7 +199,7 @@ fn inherited_name(name: &str) -> Result<String, InvalidValue> {
     }
 }
 
-/// The start time of a command: `lazy` or `eager`.
+/// The type of `start`: `lazy` or `eager`.
 fn start() -> ValueType<'static, StartMode> {
     text_value(json!({ "enum": ["lazy", "eager"] }), |text| match text {
         "lazy" => Ok(StartMode::Lazy),
@@ -207,7 +208,7 @@ fn start() -> ValueType<'static, StartMode> {
     })
 }
 
-/// The number of processes, or one process for each principal.
+/// The type of `instances`: a number of processes, or one process for each principal.
 fn instances() -> ValueType<'static, ProcessSharing> {
     let per = mapping("`instances`", |s| {
         let caller = |text: &str| match text {

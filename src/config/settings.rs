@@ -22,12 +22,13 @@ const HIDDEN: &str = "…";
 // === impl RedactedSettings ===
 
 impl RedactedSettings {
-    /// `file` is the name of the configuration file, if there is one.
+    /// Creates the settings of a tree, without secrets. `file` is the name of the configuration file, if
+    /// there is one.
     pub(super) fn of(file: Option<&str>, node: &Node) -> Self {
         Self(json!({ "file": file, "settings": shown(node) }))
     }
 
-    /// The settings as JSON.
+    /// Returns the settings as JSON: `file` and `settings`.
     pub const fn json(&self) -> &Json {
         &self.0
     }
@@ -60,11 +61,12 @@ fn shown(node: &Node) -> Json {
 
 fn shown_entry(MapEntry { key, node, .. }: &MapEntry) -> Json {
     match (key.as_str(), &node.value) {
-        // Values of environment variables and headers; a single name under `env` is the source of a secret.
+        // These are values of environment variables and headers; a single name under `env` is the source of a
+        // secret.
         ("env" | "headers", NodeValue::Map(entries)) => entries
             .iter()
             .map(|entry| match entry.node.value {
-                // The source of a secret.
+                // A mapping is the source of a secret, which may be shown.
                 NodeValue::Map(_) => (entry.key.clone(), shown(&entry.node)),
                 NodeValue::List(_) | NodeValue::Scalar { .. } => (entry.key.clone(), HIDDEN.into()),
             })
@@ -75,7 +77,7 @@ fn shown_entry(MapEntry { key, node, .. }: &MapEntry) -> Json {
             program.chain(items.iter().skip(1).map(|_| HIDDEN.into())).collect()
         }
         ("value", _) => HIDDEN.into(),
-        // The scheme may come from a variable, so the text may not look like a URL.
+        // A URL whose scheme comes from a variable may not look like a URL.
         (
             "url" | "endpoint" | "otlp" | "proxy" | "public_url",
             NodeValue::Scalar { origin: TextOrigin::Variables(given), .. },

@@ -22,10 +22,13 @@ use std::time::Duration;
 
 /// The value of `otlp`.
 pub(super) enum OtlpSetting {
+    /// No traces are exported.
     Off,
+    /// Traces are exported with these settings.
     On(Box<OtlpKeys>),
 }
 
+/// The values of the keys of `otlp`; absent ones are read from the environment.
 #[derive(Default)]
 pub(super) struct OtlpKeys {
     endpoint: Option<ServerUrl>,
@@ -39,14 +42,14 @@ pub(super) struct OtlpKeys {
 /// Variable Specification*).
 struct OtelVariables<'a>(&'a Environment);
 
-/// Reads `telemetry`.
+/// Reads `telemetry`, which has the key `otlp`.
 pub(super) fn telemetry(s: &mut SectionReader<'_, '_>) -> Setting<OtlpSetting> {
     let about = "Trace export: the URL of an OTLP collector, a mapping with more options, or `off`. \
                  Default: the OpenTelemetry environment variables (`OTEL_EXPORTER_OTLP_ENDPOINT`).";
     s.key("otlp", about).read(otlp_type())
 }
 
-/// The export settings; `None` if tracing is off.
+/// Returns the export settings; `None` if tracing is off.
 pub(super) fn traces(
     written: Setting<OtlpSetting>,
     context: LoadContext<'_>,
@@ -132,7 +135,7 @@ fn percent(text: &str) -> Result<f64, InvalidValue> {
     })
 }
 
-/// Headers: a mapping of names to the sources of their values.
+/// The type of `headers`: a mapping of names to the sources of their values.
 fn headers_type() -> ValueType<'static, Vec<(HeaderName, SpannedValue<SecretSource>)>> {
     let value =
         || secret_location("the header's value", mapping("a header", |s| source(s, "the header's value")));
@@ -159,10 +162,10 @@ fn headers_type() -> ValueType<'static, Vec<(HeaderName, SpannedValue<SecretSour
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// Problems, with positions for those in the file.
+/// Problem messages, with positions for those of the file.
 type OtlpProblems = Vec<(Option<SourceSpan>, String)>;
 
-/// The export settings from file and environment; `None` if neither names a collector.
+/// Returns the export settings from file and environment; `None` if neither names a collector.
 fn settings(
     written: Option<OtlpKeys>,
     context: LoadContext<'_>,
@@ -210,7 +213,7 @@ fn settings(
     if wrong.is_empty() { Ok(Some(settings)) } else { Err(wrong) }
 }
 
-/// An endpoint with its display text.
+/// Returns an endpoint with its display text.
 fn shown(endpoint: Uri) -> (Uri, String) {
     let shown = ServerUrl::from(endpoint.clone()).shown().to_owned();
     (endpoint, shown)
@@ -223,7 +226,7 @@ impl OtelVariables<'_> {
         self.0.text(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 
-    /// The value of the traces-specific variable, or else of the general one, with its name.
+    /// Returns the value of the traces-specific variable, or else of the general one, with its name.
     fn otlp(&self, what: &str) -> Option<(String, String)> {
         let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
         names.into_iter().find_map(|name| self.get(&name).map(|text| (name, text)))
@@ -283,7 +286,7 @@ impl OtelVariables<'_> {
         }
     }
 
-    /// Parses `key=value` pairs. Their values may be secrets and are not shown.
+    /// Parses headers as `key=value` pairs. Their values may be secrets and are not shown.
     fn headers(&self, settings: &mut ExportSettings, wrong: &mut OtlpProblems) {
         let Some((name, text)) = self.otlp("HEADERS") else { return };
         for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
@@ -354,7 +357,7 @@ fn variable_problem(name: &str, message: &str) -> (Option<SourceSpan>, String) {
     (Some(SourceSpan::Whole), format!("the environment variable `{name}` cannot be used: {message}"))
 }
 
-/// Decodes a baggage value: `%XX` for special characters.
+/// Decodes a percent-encoded value, as of W3C baggage; `None` if it is invalid.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -376,7 +379,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// The settings from these variables, and from the file's `written` keys.
+    /// Returns the settings from these variables, and from the `written` keys of the file.
     fn settings_from(
         written: Option<OtlpKeys>,
         variables: &[(&str, &str)],

@@ -37,7 +37,7 @@ pub(super) fn tickets(s: &mut SectionReader<'_, '_>, has_times: bool) -> TicketP
             "`for` is empty; add a client, or remove the key for all clients without task support",
         );
     }
-    // Invalid entries may have had a time.
+    // Invalid entries of `for` may have had a time.
     let may_have_times = has_times || holders == Setting::Invalid;
     let wait = s.key(
         "wait",
@@ -94,7 +94,7 @@ fn holder(s: &mut SectionReader<'_, '_>) -> Option<TicketHolder> {
     Some(TicketHolder { client_match: sign?, after, result_wait: wait })
 }
 
-/// The text for the model, with placeholders for the call.
+/// The type of `text`: the text for the model, with placeholders for the call.
 fn ticket_text() -> ValueType<'static, String> {
     let ValueType { schema, show, .. } = text();
     let read = text_value(Json::Null, |text: &str| {

@@ -16,12 +16,13 @@ use rustls_pki_types::ServerName;
 use serde_json::{Value as Json, json};
 use std::sync::Arc;
 
-/// The values of these keys.
+/// The values of the keys of `upstream` that apply to a server at a URL.
 pub(super) struct HttpUpstreamKeys {
     pub(super) headers: Setting<HeaderMap>,
     pub(super) tls: Setting<UpstreamTls>,
-    /// `None` for `off`.
+    /// The HTTP proxy for connections to the server; `None` for `off`.
     pub(super) proxy: Setting<Option<Proxy>>,
+    /// Whether the `Forwarded` header is appended.
     pub(super) forwarded: Setting<bool>,
 }
 
@@ -29,6 +30,7 @@ pub(super) struct HttpUpstreamKeys {
 /// server.
 const IDENTITY_HEADERS: [HeaderName; 2] = [header::AUTHORIZATION, header::COOKIE];
 
+/// Reads the keys of `upstream` that apply to a server at a URL.
 pub(super) fn http_upstream_keys(
     s: &mut SectionReader<'_, '_>,
     context: LoadContext<'_>,
@@ -56,7 +58,7 @@ pub(super) fn http_upstream_keys(
     HttpUpstreamKeys { headers, tls, proxy, forwarded: forwarded.with_default("false").read(boolean()) }
 }
 
-/// Request headers: a mapping of names to values, or to the sources of secrets.
+/// The type of `headers`: a mapping of names to values, or to the sources of secrets.
 fn headers_type(context: LoadContext<'_>) -> ValueType<'_, HeaderMap> {
     let ValueType { schema: elsewhere, read: where_it_is, .. } =
         mapping("a header", |s| source(s, "the value"));
@@ -114,7 +116,7 @@ fn headers_type(context: LoadContext<'_>) -> ValueType<'_, HeaderMap> {
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// Warns of credentials in the file, which is printed, copied and put under version control.
+/// Warns of literal credentials in the file, which is printed, copied and put under version control.
 fn warn_literal_credentials(name: &HeaderName, node: &Node, report: &mut DiagnosticSink) {
     let is_literal = node.characters().is_some() && node.interpolation().is_none();
     if let (SourceSpan::File { .. }, true, true) = (node.place, is_literal, is_credential_header(name)) {
@@ -203,7 +205,7 @@ fn server_name(text: &str) -> Result<ServerName<'static>, InvalidValue> {
     })
 }
 
-/// The URL of a proxy, or `off`. It may contain a password and is not shown.
+/// The type of `proxy`: the URL of a proxy, which may contain a password and is not shown, or `off`.
 fn proxy_type() -> ValueType<'static, Option<Proxy>> {
     let read = |node: &Node, report: &mut DiagnosticSink| match node.scalar() {
         Some(ScalarType::Bool(false)) => Some(None),
@@ -225,11 +227,12 @@ fn proxy_type() -> ValueType<'static, Option<Proxy>> {
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// The proxy for this server according to the environment, with the usual rules: upper case before lower
-/// case. `HTTP_PROXY` is ignored if `REQUEST_METHOD` is set, because in a CGI program it is a request header.
+/// Returns the proxy for this server according to the environment, with the usual rules: upper case before
+/// lower case. `HTTP_PROXY` is ignored if `REQUEST_METHOD` is set, because in a CGI program it is a request
+/// header.
 ///
 /// # Errors
-/// Names the variable whose value is not a valid proxy.
+/// A message that names the variable whose value is not a valid proxy.
 fn proxy_from_environment(url: &Uri, context: LoadContext<'_>) -> Result<Option<Proxy>, InvalidValue> {
     let of = |name: &'static str| {
         let value = context.environment.text(name).map(str::trim).filter(|value| !value.is_empty());
@@ -256,7 +259,7 @@ fn proxy_from_environment(url: &Uri, context: LoadContext<'_>) -> Result<Option<
 // === impl HttpUpstreamKeys ===
 
 impl HttpUpstreamKeys {
-    /// The keys that are written, with their positions.
+    /// Returns the names of the keys that are written, with their positions.
     pub(super) fn keys(&self) -> Vec<SpannedValue<&'static str>> {
         fn key<T>(name: &'static str, set: &Setting<T>) -> Option<SpannedValue<&'static str>> {
             match set {
@@ -273,8 +276,8 @@ impl HttpUpstreamKeys {
         keys.into_iter().flatten().collect()
     }
 
-    /// The configured header that makes all clients look the same to the server, if there is one, and its
-    /// position.
+    /// Returns the configured header that makes all clients look the same to the server, if there is one, and
+    /// its position.
     pub(super) fn identity_header(&self) -> Option<SpannedValue<&HeaderName>> {
         let Setting::Valid(SpannedValue { place, value: headers }) = &self.headers else { return None };
         IDENTITY_HEADERS
@@ -283,7 +286,7 @@ impl HttpUpstreamKeys {
             .map(|name| SpannedValue::new(*place, name))
     }
 
-    /// The connection settings for the server at this URL.
+    /// Returns the connection settings for the server at this URL.
     pub(super) fn into_config(
         self,
         url: &SpannedValue<upstream::ServerUrl>,

@@ -11,9 +11,10 @@ use std::fmt::Write;
 pub(super) struct UrlText<'t> {
     /// `None` if the text has no literal `://`.
     scheme: Option<&'t str>,
+    /// User and password, before the `@`.
     user: Option<&'t str>,
     host: &'t str,
-    /// Including its colon.
+    /// The port including its colon; empty if there is none.
     port: &'t str,
     path: &'t str,
     query: Option<&'t str>,
@@ -30,6 +31,7 @@ const SECRET_PARAMETERS: [&str; 9] =
 // === impl UrlText ===
 
 impl<'t> UrlText<'t> {
+    /// Splits a text into the parts of a URL.
     pub(super) fn new(text: &'t str) -> Self {
         let (scheme, rest) = match find(text, |rest| rest.starts_with("://")) {
             Some(at) => (Some(&text[..at]), &text[at + 3..]),
@@ -54,7 +56,7 @@ impl<'t> UrlText<'t> {
         self.scheme.is_some()
     }
 
-    /// The host without brackets.
+    /// Returns the host, without the brackets of an IPv6 address.
     pub(super) fn host(&self) -> &'t str {
         self.host.trim_matches(['[', ']'])
     }
@@ -66,7 +68,8 @@ impl<'t> UrlText<'t> {
             && !self.port.contains("${")
     }
 
-    /// The display form. A literal query is omitted, or shown as `?…` if `marks` is set.
+    /// Returns the display form of the URL. A literal query, and a user, are omitted, or shown as `…` if
+    /// `shows_omissions` is set.
     pub(super) fn shown(&self, marks: bool) -> String {
         let mut shown = String::new();
         if let Some(scheme) = self.scheme {
@@ -91,7 +94,8 @@ impl<'t> UrlText<'t> {
         shown
     }
 
-    /// Describes a literal secret in the URL: a password, or a query parameter.
+    /// Describes a literal secret in the URL: a password, or the value of a query parameter. `None` if there
+    /// is none.
     pub(super) fn literal_secret(&self) -> Option<String> {
         let user = self.user.filter(|user| !user.contains("${") && user.contains(':'));
         if user.is_some() {
@@ -106,7 +110,7 @@ impl<'t> UrlText<'t> {
     }
 }
 
-/// The query parameters, each with its value, if it has one.
+/// Returns the query parameters, each with its value, if it has one.
 fn parameters(query: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     let mut rest = Some(query);
     std::iter::from_fn(move || {
@@ -116,7 +120,8 @@ fn parameters(query: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     })
 }
 
-/// Appends a query. Values that consist of variables only are shown, with the names of their parameters.
+/// Appends a query to `shown`. Values that consist of variables only are shown, with the names of their
+/// parameters.
 fn push_query(shown: &mut String, query: &str) {
     for (index, (name, value)) in parameters(query).enumerate() {
         if index > 0 {
@@ -137,8 +142,8 @@ fn push_query(shown: &mut String, query: &str) {
     }
 }
 
-/// Appends a text with its variables. Defaults that may contain a user or a query are replaced by a
-/// placeholder.
+/// Appends a text with its variables to `shown`. Defaults that may contain a user or a query are replaced by
+/// a placeholder.
 fn push(shown: &mut String, text: &str) {
     let mut rest = text;
     while let Some(at) = rest.find("${") {
@@ -156,7 +161,7 @@ fn push(shown: &mut String, text: &str) {
     shown.push_str(rest);
 }
 
-/// The characters outside of variables, with their byte positions.
+/// Returns the characters outside of variables, with their byte positions.
 fn outside(text: &str) -> impl Iterator<Item = (usize, char)> {
     let mut inside_until = 0;
     text.char_indices().filter(move |(at, _)| {
@@ -167,7 +172,7 @@ fn outside(text: &str) -> impl Iterator<Item = (usize, char)> {
     })
 }
 
-/// The position of the first match outside of variables.
+/// Returns the byte position of the first match outside of variables.
 fn find(text: &str, mut is_wanted: impl FnMut(&str) -> bool) -> Option<usize> {
     outside(text).map(|(at, _)| at).find(|at| is_wanted(&text[*at..]))
 }

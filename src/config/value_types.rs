@@ -20,10 +20,10 @@ use http::{HeaderValue, Uri};
 use serde_json::{Value as Json, json};
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-/// Smallest size limit of a store folder, in bytes. An empty store takes part of it.
+/// Smallest size limit of a store folder, in bytes. An empty store already takes part of it.
 const SMALLEST_STORE: usize = 16 << 20;
 
-/// Clients that get tasks without having requested them.
+/// The value of `tasks.unsolicited`: which clients get tasks without having requested them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum UnsolicitedSetting {
     Never,
@@ -31,7 +31,7 @@ pub(super) enum UnsolicitedSetting {
     Clients(Vec<SpannedValue<ClientMatch>>),
 }
 
-/// A value that is parsed from its text.
+/// Creates the type of a value that is parsed from its text.
 pub(super) fn text_value<'a, T>(
     schema: Json,
     read: impl Fn(&str) -> Result<T, InvalidValue> + 'a,
@@ -54,7 +54,8 @@ pub(super) fn or_variable(schema: Json) -> Json {
     }
 }
 
-/// A value, or `off`. YAML 1.1 reads `off` as false, so `false` is accepted as well.
+/// Creates the type of a value that may be `off`. YAML 1.1 reads `off` as false, so `false` is accepted as
+/// well.
 pub(super) fn or_off<T: 'static>(
     schema: Json,
     read: fn(&str) -> Result<Option<T>, InvalidValue>,
@@ -67,6 +68,7 @@ pub(super) fn or_off<T: 'static>(
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
+/// A string that is not empty.
 pub(super) fn text() -> ValueType<'static, String> {
     text_value(json!({ "type": "string", "minLength": 1 }), |text| match text {
         "" => Err(InvalidValue("must not be empty".to_owned())),
@@ -74,6 +76,7 @@ pub(super) fn text() -> ValueType<'static, String> {
     })
 }
 
+/// `true` or `false`.
 pub(super) fn boolean() -> ValueType<'static, bool> {
     let read = |node: &Node, report: &mut DiagnosticSink| {
         if let Some(ScalarType::Bool(truth)) = node.scalar() {
@@ -100,12 +103,14 @@ pub(super) fn boolean() -> ValueType<'static, bool> {
     }
 }
 
+/// A duration, as in `5s`, or 0.
 pub(super) fn duration() -> ValueType<'static, Duration> {
     let pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$";
     let schema = json!({ "anyOf": [{ "type": "string", "pattern": pattern }, { "const": 0 }] });
     text_value(schema, values::duration).show_with(|duration| show_duration(*duration).into())
 }
 
+/// A duration of more than 0.
 pub(super) fn positive_duration() -> ValueType<'static, Duration> {
     let read = |text: &str| match values::duration(text)? {
         Duration::ZERO => Err(InvalidValue("must be more than 0; leave it out for the default".to_owned())),
@@ -129,6 +134,7 @@ pub(super) fn duration_or_off() -> ValueType<'static, Option<Duration>> {
     })
 }
 
+/// A size in bytes, as in `4MiB`, of at least `minimum`.
 pub(super) fn size(least: usize) -> ValueType<'static, usize> {
     let pattern = r"^[0-9]+(\.[0-9]+)? ?(GiB|MiB|KiB|GB|MB|kB|KB|B)?$";
     let schema = json!({ "anyOf": [{ "type": "integer", "minimum": least }, { "type": "string", "pattern": pattern }] });
@@ -139,6 +145,7 @@ pub(super) fn size(least: usize) -> ValueType<'static, usize> {
     text_value(schema, read).show_with(|size| show_size(*size).into())
 }
 
+/// A whole number of at least `minimum`.
 pub(super) fn count<N: TryFrom<usize> + Copy + Into<Json>>(least: usize) -> ValueType<'static, N> {
     let read = move |text: &str| {
         let digits = text.replace('_', "");
@@ -228,7 +235,7 @@ fn disk(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<Store
     Some(StoreConfig::Disk { path: folder.join(path.ok()?), key, max_bytes: max_bytes.ok() })
 }
 
-/// The drain times: the limit alone, or a mapping.
+/// The value of `drain`: the limit alone, or a mapping.
 pub(super) fn drain() -> ValueType<'static, DrainTimes> {
     let ValueType { schema, read, .. } = mapping("`drain`", |s| Some(drain_times(s)));
     let ValueType { schema: limit, read: read_limit, .. } = duration();
@@ -254,6 +261,7 @@ fn drain_times(s: &mut SectionReader<'_, '_>) -> DrainTimes {
     DrainTimes { notice, limit: limit.read_or(duration(), DEFAULT_DRAIN.limit) }
 }
 
+/// The value of `log`: a format, or a mapping.
 pub(super) fn log() -> ValueType<'static, LogConfig> {
     let ValueType { schema, read, .. } = mapping("`log`", |s| Some(log_keys(s)));
     let ValueType { schema: one, read: read_one, .. } = log_format();
@@ -287,12 +295,13 @@ fn log_format() -> ValueType<'static, LogFormat> {
     })
 }
 
-/// `required` as true, `ignored` as false.
+/// `required` (true) or `ignored` (false).
 pub(super) fn required() -> ValueType<'static, bool> {
     text_value(json!({ "enum": ["required", "ignored"] }), values::required)
         .show_with(|required| if *required { "required".into() } else { "ignored".into() })
 }
 
+/// An HTTP URL, with the given parser.
 pub(super) fn url(read: fn(&str) -> Result<Uri, InvalidValue>) -> ValueType<'static, Uri> {
     text_value(json!({ "type": "string", "pattern": "^https?://" }), read)
 }
@@ -322,6 +331,7 @@ pub(super) fn warn_literal_secret(node: &Node, report: &mut DiagnosticSink) {
     }
 }
 
+/// The path of a route.
 pub(super) fn path() -> ValueType<'static, String> {
     text_value(json!({ "type": "string", "pattern": "^/" }), values::path)
 }
@@ -332,11 +342,13 @@ pub(super) fn mode() -> ValueType<'static, Mode> {
     text_value(json!({ "enum": modes }), values::mode).show_with(|mode| mode.as_str().into())
 }
 
+/// The mode of a tool, which may be `deny`.
 pub(super) fn tool_mode() -> ValueType<'static, Mode> {
     text_value(json!({ "enum": Mode::ALL.map(Mode::as_str) }), values::tool_mode)
         .show_with(|mode| mode.as_str().into())
 }
 
+/// A pattern for names, with `*` and `?`.
 pub(super) fn pattern() -> ValueType<'static, NamePattern> {
     ValueType { schema: text().schema, ..text_value(Json::Null, values::pattern) }
 }
@@ -418,8 +430,7 @@ pub(super) fn tool_errors() -> ValueType<'static, bool> {
     text_value(json!({ "enum": ["failed", "completed"] }), read).show_with(shown)
 }
 
-/// How a client is recognised: by a header with a given value, or by its principal. Unset if the keys of
-/// neither are written.
+/// Reads a client match: a header with a given value, or a principal. Unset if none of its keys is written.
 pub(super) fn client_match(s: &mut SectionReader<'_, '_>) -> Setting<ClientMatch> {
     let header = s.key("header", "Header that these clients send.").read(string(values::client_match_header));
     let value = s.key("value", "Value of the header.").read(string(values::header_value));
@@ -453,6 +464,7 @@ pub(super) fn client_match(s: &mut SectionReader<'_, '_>) -> Setting<ClientMatch
     Setting::Invalid
 }
 
+/// The value of `tasks.unsolicited`: `never`, `always` or a list of client matches.
 pub(super) fn unsolicited() -> ValueType<'static, UnsolicitedSetting> {
     let signs = list(mapping("a client match", |s| {
         s.require_one_of(&[&["header", "value"], &["principal"]]);
@@ -487,6 +499,7 @@ pub(super) fn unsolicited() -> ValueType<'static, UnsolicitedSetting> {
     ValueType { schema, show: |_| "never".into(), read: Box::new(read) }
 }
 
+/// Parses the name of an environment variable.
 pub(super) fn variable_name(text: &str) -> Result<String, InvalidValue> {
     match text.is_empty() || text.contains(['=', '\0']) {
         true => Err(InvalidValue("must be the name of an environment variable, which has no `=`".to_owned())),
@@ -543,7 +556,8 @@ pub(super) fn token_source() -> ValueType<'static, TokenSource> {
     )
 }
 
-/// Reads `file` or `env`, the source of a secret. `what` names the secret in messages.
+/// Reads `file` or `env`, the source of a secret. `what` names the secret in messages. `None` if it is absent
+/// or invalid, which is reported.
 pub(super) fn source(s: &mut SectionReader<'_, '_>, what: &'static str) -> Option<SecretSource> {
     fn of<T>(
         place: &'static str,
@@ -575,8 +589,8 @@ pub(super) fn source(s: &mut SectionReader<'_, '_>, what: &'static str) -> Optio
     None
 }
 
-/// A mapping that locates a secret. Any other value is rejected without being shown, because it may be the
-/// secret.
+/// Restricts a mapping that locates a secret: any other value is rejected without being shown, because it may
+/// be the secret.
 pub(super) fn secret_location<T: 'static>(
     what: &'static str,
     mapping: ValueType<'static, T>,
@@ -653,6 +667,7 @@ fn reject_misspelt<'a>(
     }
 }
 
+/// Converts a node to JSON.
 fn as_json(node: &Node) -> Json {
     match &node.value {
         NodeValue::List(items) => items.iter().map(as_json).collect(),

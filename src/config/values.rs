@@ -16,11 +16,13 @@ type Result<T> = std::result::Result<T, InvalidValue>;
 /// Maximum duration. Longer ones are probably mistakes, and could overflow a timestamp.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-/// Maximum length of a token name, in bytes; it is part of every access line of its client.
+/// Maximum length of a token name, in bytes: the name is a part of every access log line of its client.
 const TOKEN_NAME: usize = 64;
 
+/// Units of durations, in milliseconds.
 const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
+/// Units of sizes, in bytes.
 const SIZES: [(&str, u64); 8] = [
     ("GiB", 1 << 30),
     ("MiB", 1 << 20),
@@ -40,7 +42,7 @@ fn invalid<T>(text: impl Into<String>) -> Result<T> {
 /// resolution of 1 ms.
 ///
 /// # Errors
-/// The text is not a duration, or out of range.
+/// A message if the text is not a duration, or out of range.
 pub fn duration(text: &str) -> Result<Duration> {
     let odd = || {
         invalid(format!(
@@ -191,7 +193,7 @@ pub fn address(text: &str) -> Result<SocketAddr> {
 /// Parses the address of the admin listener; `None` for `off`.
 ///
 /// # Errors
-/// As [`address`].
+/// The same as for [`address`].
 pub fn admin(text: &str) -> Result<Option<SocketAddr>> {
     if text == "off" {
         return Ok(None);
@@ -205,7 +207,7 @@ pub fn admin(text: &str) -> Result<Option<SocketAddr>> {
 /// Parses the path of health checks on the client listeners; `None` for `off`.
 ///
 /// # Errors
-/// As [`path`].
+/// The same as for [`path`].
 pub fn health(text: &str) -> Result<Option<String>> {
     if text == "off" {
         return Ok(None);
@@ -256,7 +258,7 @@ fn has_port(authority: &str) -> bool {
 /// Parses the public URL of the proxy: scheme and host, with an optional port.
 ///
 /// # Errors
-/// As [`upstream_url`]; a path or query is invalid as well.
+/// The same as for [`upstream_url`]; a path or query is invalid as well.
 pub fn public_url(text: &str) -> Result<Uri> {
     let uri = upstream_url(text).map_err(|InvalidValue(text)| {
         InvalidValue(text.replace("a URL this proxy can call", "a public URL"))
@@ -297,7 +299,7 @@ pub fn header(text: &str) -> Result<HeaderName> {
         .or_else(|_| invalid(format!("`{text}` is not a valid header name")))
 }
 
-/// Parses the name of a header that selects sessions and is forwarded to the server.
+/// Parses the name of a header that selects upstream sessions (`forward`).
 ///
 /// # Errors
 /// The header is forwarded anyway, or belongs to the connection or the protocol.

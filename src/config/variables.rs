@@ -1,8 +1,8 @@
 //! `${NAME}` and `${NAME:-default}` in the values of a configuration.
 //!
-//! They are replaced in the parsed tree, so that the value of a variable is never parsed as YAML: a quoted
-//! text stays a text, and an unquoted one may be a number. A replaced text keeps its original form, and no
-//! output, neither a problem nor the settings, contains the value of a variable.
+//! Variables are replaced in the parsed tree, so that the value of a variable is never parsed as YAML: a
+//! quoted text stays a text, and an unquoted one may be a number. A replaced text keeps its original form,
+//! and no output, neither a problem nor the settings, contains the value of a variable.
 
 use super::{
     MAX_FILE,
@@ -17,27 +17,29 @@ use std::collections::BTreeMap;
 /// The original form of a text with variables, and the values that were inserted.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct InterpolatedText {
+    /// The text as written, as in `${NAME}`.
     pub(super) written: String,
+    /// The inserted values.
     values: Vec<String>,
 }
 
 /// Values of the variables that were used, by name.
 pub(super) type VariableValues = BTreeMap<String, String>;
 
-/// Values of at least this many bytes are redacted from messages about several values. Shorter ones are no
-/// secrets, and may occur in the messages anyway.
+/// Smallest length, in bytes, of values that are redacted from messages about several values. Shorter values
+/// are no secrets, and may occur in the messages anyway.
 const MIN_SECRET_BYTES: usize = 8;
-/// This many consecutive characters of a value count as a leak.
+/// Number of consecutive characters of a value that count as a leak.
 const LEAK_CHARS: usize = 4;
 
-/// A part of a text.
+/// A part of a text with variables.
 #[derive(Debug, PartialEq)]
 enum TextPart<'t> {
     Text(&'t str),
     Variable { name: &'t str, default: Option<&'t str> },
 }
 
-/// Replaces variables by their values.
+/// Replaces variables by their values in a whole tree. Returns the values that were used.
 pub(super) fn substitute(
     node: &mut Node,
     environment: &Environment,
@@ -52,7 +54,7 @@ struct VariableExpander<'e> {
     environment: &'e Environment,
     report: &'e mut DiagnosticSink,
     used: VariableValues,
-    /// Total size of texts with variables, counting each alias.
+    /// Total size of inserted values, counting each alias.
     bytes: u64,
 }
 
@@ -90,7 +92,7 @@ impl VariableExpander<'_> {
         }
     }
 
-    /// The text with variables replaced, and the inserted values.
+    /// Returns the text with variables replaced, and the inserted values.
     fn expand(&mut self, text: &str) -> Result<(String, Vec<String>), InvalidValue> {
         let (mut whole, mut values) = (String::new(), Vec::new());
         for part in parts(text)? {
@@ -156,7 +158,7 @@ fn parts(text: &str) -> Result<Vec<TextPart<'_>>, InvalidValue> {
     Ok(parts)
 }
 
-/// Parses the text between the braces.
+/// Parses the text between the braces of a variable: a name, and a default if there is one.
 fn variable(inside: &str) -> Result<TextPart<'_>, InvalidValue> {
     let (name, default) = match inside.split_once(":-") {
         Some((name, default)) => (name, Some(default)),
@@ -181,7 +183,7 @@ fn variable(inside: &str) -> Result<TextPart<'_>, InvalidValue> {
 
 impl InterpolatedText {
     /// Rewords the error for the replaced `text` so that it contains no value of a variable. Falls back to
-    /// the error `again` for the original text, and then to a generic message.
+    /// the error that `original_error` returns for the original text, and then to a generic message.
     pub(super) fn redact_error(
         &self,
         text: &str,
@@ -207,7 +209,7 @@ impl InterpolatedText {
     }
 }
 
-/// Whether the message contains a part of the value.
+/// Whether the message contains [`LEAK_CHARS`] consecutive characters of the value.
 fn has_piece_of(message: &str, value: &str) -> bool {
     let ends: Vec<_> = value.char_indices().map(|(at, _)| at).chain([value.len()]).collect();
     let length = LEAK_CHARS.min(ends.len() - 1);
@@ -217,7 +219,7 @@ fn has_piece_of(message: &str, value: &str) -> bool {
 /// Replaces values of variables in the messages by the variables' names.
 pub(super) fn redact_values(problems: &mut [Problem], used: &VariableValues) {
     let mut used: Vec<_> = used.iter().filter(|(_, value)| value.len() >= MIN_SECRET_BYTES).collect();
-    // A value may be part of another.
+    // Longer values come first, because a value may be part of another one.
     used.sort_by_key(|(_, value)| std::cmp::Reverse(value.len()));
     for Problem { message, .. } in problems {
         for (name, value) in &used {

@@ -1,8 +1,8 @@
 //! YAML as a tree with source positions.
 //!
-//! Only the features that a configuration needs: strings, lists, and mappings with string keys. Anchors and
-//! aliases are supported; tags, merge keys and multiple documents are rejected by name. A duplicate key is a
-//! problem.
+//! The parser supports only the features that a configuration needs: strings, lists, and mappings with string
+//! keys. Anchors and aliases are supported; tags, merge keys and multiple documents are rejected by name. A
+//! duplicate key is a problem.
 
 use super::{
     problem::{Problem, SourceSpan},
@@ -13,10 +13,11 @@ use std::collections::HashMap;
 
 /// Maximum nesting depth. A configuration needs seven levels.
 const MAX_DEPTH: usize = 64;
-/// Maximum number of nodes, including those repeated by aliases. Bounds "billion laughs" files.
+/// Maximum number of nodes, including those repeated by aliases; bounds the memory that "billion laughs"
+/// files take.
 const MAX_NODES: usize = 100_000;
 
-/// A value and the position where it begins.
+/// A value of the configuration file, and the position where it begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     pub(super) place: SourceSpan,
@@ -35,7 +36,7 @@ pub(super) enum NodeValue {
     Map(Vec<MapEntry>),
 }
 
-/// Origin of a text.
+/// Origin of the text of a scalar.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum TextOrigin {
     /// The text is literal.
@@ -79,7 +80,7 @@ pub(super) fn parse(text: &str, problems: &mut Vec<Problem>) -> Option<Node> {
     }
 }
 
-/// Whether the position is the brace of a `${`, which begins a mapping inside `{ }` and `[ ]`.
+/// Whether the position is that of the brace of a `${`, which begins a mapping inside `{ }` and `[ ]`.
 fn stops_at_variable(text: &str, place: SourceSpan) -> bool {
     let SourceSpan::File { line, column } = place else { return false };
     let line = text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
@@ -99,7 +100,7 @@ struct YamlReader<'i, 'p> {
 // === impl Node ===
 
 impl Node {
-    /// A text that is not from a file.
+    /// Creates a text that is not from a file, such as the value of a flag.
     pub fn text(place: SourceSpan, text: &str) -> Self {
         Self {
             place,
@@ -107,37 +108,41 @@ impl Node {
         }
     }
 
+    /// Creates a list.
     pub fn list(place: SourceSpan, items: impl IntoIterator<Item = Self>) -> Self {
         Self { place, value: NodeValue::List(items.into_iter().collect()) }
     }
 
-    /// An empty mapping.
+    /// Creates an empty mapping.
     pub fn map(place: SourceSpan) -> Self {
         Self { place, value: NodeValue::Map(Vec::new()) }
     }
 
+    /// Whether the node is a mapping.
     pub const fn is_map(&self) -> bool {
         matches!(self.value, NodeValue::Map(_))
     }
 
-    /// The position and the items of a list.
+    /// Returns the position and the items of a list; `None` if this is not a list.
     pub fn items(&self) -> Option<(SourceSpan, &[Self])> {
         let NodeValue::List(items) = &self.value else { return None };
         Some((self.place, items))
     }
 
+    /// Returns the items of a list, to change them; `None` if this is not a list.
     pub fn items_mut(&mut self) -> Option<&mut Vec<Self>> {
         let NodeValue::List(items) = &mut self.value else { return None };
         Some(items)
     }
 
-    /// The value of a key; `None` if there is none, or if this is not a mapping.
+    /// Returns the value of a key, to change it; `None` if the key is absent, or if this is not a mapping.
     pub fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
         let NodeValue::Map(entries) = &mut self.value else { return None };
         entries.iter_mut().find(|entry| entry.key == key).map(|entry| &mut entry.node)
     }
 
-    /// Sets the value of a key. Does nothing if this is not a mapping, which is reported when it is read.
+    /// Sets the value of a key. Does nothing if this is not a mapping; that is reported when the node is
+    /// read.
     pub fn set(&mut self, key: &str, node: Self) {
         if let Some(there) = self.get_mut(key) {
             *there = node;
@@ -146,7 +151,8 @@ impl Node {
         }
     }
 
-    /// The value of a key, which is inserted if absent. `None` if this is not a mapping.
+    /// Returns the value of a key, after inserting `node` if the key is absent. `None` if this is not a
+    /// mapping.
     pub fn get_or_insert(&mut self, key: &str, node: Self) -> Option<&mut Self> {
         if self.get_mut(key).is_none() {
             self.set(key, node);
@@ -154,7 +160,7 @@ impl Node {
         self.get_mut(key)
     }
 
-    /// The type of the node, for error messages.
+    /// Returns the type of the node, for error messages.
     pub(super) fn type_name(&self) -> &'static str {
         match &self.value {
             NodeValue::List(_) => "a list",
@@ -168,7 +174,7 @@ impl Node {
         }
     }
 
-    /// The type of a scalar; `None` for lists and mappings.
+    /// Returns the type of a scalar in YAML's core schema; `None` for lists and mappings.
     pub(super) fn scalar(&self) -> Option<ScalarType> {
         let NodeValue::Scalar { text, plain, .. } = &self.value else { return None };
         if !plain {
@@ -183,7 +189,7 @@ impl Node {
         })
     }
 
-    /// The text of a scalar, whatever its type.
+    /// Returns the text of a scalar, whatever its type, with variables replaced.
     pub(super) fn characters(&self) -> Option<&str> {
         match &self.value {
             NodeValue::Scalar { text, .. } => Some(text),
@@ -191,7 +197,7 @@ impl Node {
         }
     }
 
-    /// The original form of a text with variables; `None` for other nodes.
+    /// Returns the original form of a text with variables; `None` for other nodes.
     pub(super) fn interpolation(&self) -> Option<&InterpolatedText> {
         match &self.value {
             NodeValue::Scalar { origin: TextOrigin::Variables(given), .. } => Some(given),
@@ -201,12 +207,12 @@ impl Node {
         }
     }
 
-    /// The text of a scalar as written, with variables instead of their values.
+    /// Returns the text of a scalar as written, with variables instead of their values.
     pub(super) fn as_written(&self) -> Option<&str> {
         self.interpolation().map_or_else(|| self.characters(), |given| Some(&given.written))
     }
 
-    /// Whether a variable could not be replaced, which has been reported.
+    /// Whether a variable in the text could not be replaced, which has been reported.
     pub(super) const fn is_invalid(&self) -> bool {
         matches!(self.value, NodeValue::Scalar { origin: TextOrigin::Invalid, .. })
     }
@@ -300,7 +306,7 @@ impl<'i> YamlReader<'i, '_> {
         Ok(node)
     }
 
-    /// A copy of the anchored node. Its problems are reported at the anchor's position.
+    /// Returns a copy of the anchored node. Its problems are reported at the anchor's position.
     fn alias(&mut self, anchor: usize, place: SourceSpan) -> Result<Node, FatalProblem> {
         let Some(node) = self.anchors.get(&anchor).cloned() else {
             return Err(FatalProblem(Problem::new(place, "an alias within the value that it refers to")));

@@ -6,12 +6,15 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// The permits of calls in flight, across reloads. Counted, without a queue: no call waits for a permit.
+/// The permits of calls in flight, shared across reloads: a counter with a limit and no queue, because no
+/// call waits for a permit.
 #[derive(Clone, Debug)]
 pub(super) struct CallPermits(Arc<PermitCounts>);
 
+/// The counters behind [`CallPermits`].
 #[derive(Debug)]
 struct PermitCounts {
+    /// Permits of admitted calls.
     calls: PermitCount,
     /// Permits of requests that are read only to be refused.
     shed: PermitCount,
@@ -23,19 +26,22 @@ struct PermitCount {
     limit: AtomicUsize,
 }
 
-/// A permit, until dropped.
+/// A permit of a call in flight, or of a request that is read only to be refused. Returned when dropped.
 #[derive(Debug)]
 pub(in crate::front) struct CallPermit {
     counts: Arc<PermitCounts>,
+    /// Whether the permit is that of an admitted call, not of a request that is read only to be refused.
     is_calls: bool,
 }
 
-/// Requests above the limit of calls that are read at a time, to be refused by their id.
+/// Number of requests above the limit of calls that are read at the same time, only to be refused by their
+/// JSON-RPC id.
 const MAX_SHED_READS: usize = 64;
 
 // === impl CallPermits ===
 
 impl CallPermits {
+    /// Creates the permits of `limit` calls.
     pub(super) fn new(limit: usize) -> Self {
         Self(Arc::new(PermitCounts { calls: PermitCount::of(limit), shed: PermitCount::of(MAX_SHED_READS) }))
     }
@@ -45,7 +51,7 @@ impl CallPermits {
         self.0.calls.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// A permit for a call, if one is free.
+    /// Takes a permit for a call; `None` if all are taken.
     pub(super) fn try_acquire(&self) -> Option<CallPermit> {
         self.0.calls.try_take().then(|| {
             Limit::Calls.add_used(1);
@@ -53,7 +59,7 @@ impl CallPermits {
         })
     }
 
-    /// A permit for a request that is read only to be refused, if one is free.
+    /// Takes a permit for a request that is read only to be refused; `None` if all are taken.
     pub(super) fn try_acquire_shed(&self) -> Option<CallPermit> {
         self.0.shed.try_take().then(|| CallPermit { counts: Arc::clone(&self.0), is_calls: false })
     }

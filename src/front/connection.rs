@@ -33,10 +33,11 @@ use tokio::{
 /// The preface of an HTTP/2 connection.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// How long the bytes of a client are still read after its connection was ended.
+/// How long the proxy still reads, and discards, what a client sends after the proxy has shut down its side
+/// of the connection.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Bytes of a client's profile, or of its credentials, that a connection remembers at most: there may be many
+/// Largest client profile, and largest credentials, in bytes, that a connection caches: there may be many
 /// connections.
 const MAX_REMEMBERED: usize = 1024;
 
@@ -44,33 +45,34 @@ const MAX_REMEMBERED: usize = 1024;
 pub(super) struct ClientConnection {
     /// Whether the client connected with TLS.
     pub(super) secure: bool,
-    /// The client's address, or that of the proxy in front; `None` where the connection has none.
+    /// The address of the TCP peer, which is the client or a proxy in front; `None` for an in-memory
+    /// connection.
     pub(super) peer: Option<IpAddr>,
     version: HttpVersion,
     activity: Arc<ConnectionActivity>,
-    /// Here and not with each request, because requests on different threads would contend for its reference
-    /// count.
+    /// The proxy's clock. Stored per connection and not per request, because requests on different threads
+    /// would contend for its reference count.
     clock: Arc<dyn Clock>,
-    /// Set while each response is the last of its connection.
+    /// Signalled before the drain: from then on, each response is the last of its connection.
     drain_notice: DrainWatch,
-    /// Handles that have been written, but not flushed. The lock guards this list alone and is held for a
-    /// push or a take.
+    /// Commits of task handles that have been written, but not flushed. The lock guards this list alone and
+    /// is held for a push or a take.
     commits: Mutex<PendingCommits>,
-    /// Whether the list is not empty: spares each flush the lock.
+    /// Whether `commits` is not empty; spares each flush the lock.
     has_commits: atomic::AtomicBool,
-    /// A [`ConnectionPhase`], of HTTP/1 alone.
+    /// The current [`ConnectionPhase`]; changes over HTTP/1 alone.
     phase: atomic::AtomicU8,
-    /// A [`ResponseFraming`], of HTTP/1 alone.
+    /// The [`ResponseFraming`] of the current response; set and read over HTTP/1 alone.
     framing: atomic::AtomicU8,
-    /// The client's profile in its last request, if that is small.
+    /// The client's profile, from the last request in which it was at most [`MAX_REMEMBERED`] bytes.
     remembered: ArcSwapOption<ClientProfile>,
-    /// The client's last credentials, if those are small.
+    /// The client's credentials, from the last request in which they were at most [`MAX_REMEMBERED`] bytes.
     credentials: ArcSwapOption<Credentials>,
 }
 
-/// State of an HTTP/1 connection between two requests. hyper has one timeout for the wait and for the head
-/// itself; the proxy has two, because a client that polls its task every half minute should keep its
-/// connection, and one that sends a head byte by byte should not.
+/// Phase of an HTTP/1 connection, by its current or next request. hyper has a single timeout for the wait for
+/// a head and for the head itself; the proxy has two, because a client that polls its task every half minute
+/// should keep its connection, and a client that sends a head byte by byte should not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConnectionPhase {
     /// No byte of the next head has arrived.
@@ -79,13 +81,14 @@ enum ConnectionPhase {
     Head,
     /// A head is complete, and its request is being received.
     Receiving,
-    /// A request is complete and being served. Over HTTP/2, always.
+    /// A request is complete and being served. Connections of HTTP/2 are always in this phase.
     Busy,
 }
 
 /// How the response to the current request is framed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ResponseFraming {
+    /// The response has not begun.
     NotBegun,
     /// Chunked (RFC 9112, section 7.1).
     Chunked,
@@ -93,6 +96,7 @@ enum ResponseFraming {
     Other,
 }
 
+/// Commits of task handles that await the next completed flush.
 #[derive(Debug)]
 enum PendingCommits {
     Open(Vec<DeliveryCommit>),
@@ -100,37 +104,43 @@ enum PendingCommits {
     Closed,
 }
 
-/// A socket as hyper sees it: completed flushes are reported to its [`ClientConnection`].
+/// A client's socket as hyper sees it; reports completed flushes to its [`ClientConnection`].
 #[pin_project(PinnedDrop)]
 pub(super) struct ConnectionIo<S> {
     #[pin]
     stream: TokioIo<EofTracker<S>>,
-    /// Bytes that were read to detect the HTTP version, until they are read again.
+    /// Bytes that were read to detect the HTTP version; hyper reads them first.
     head: PrefaceBuffer,
-    /// Deadline of a head. Most heads arrive in one piece and need no timer.
+    /// Timer of an incomplete head, of length `head_timeout`. Most heads arrive in one piece and need no
+    /// timer.
     overdue: Option<Pin<Box<Sleep>>>,
+    /// The configured `timeouts.read_headers`.
     read_headers: Duration,
-    /// How long the client may still send after the proxy has shut down its side.
+    /// Timer of [`LINGER`]; `Some` once the proxy has shut down its side.
     lingering: Option<Pin<Box<Sleep>>>,
     connection: Arc<ClientConnection>,
-    /// The write has yielded to other tasks of the thread, if there were any.
+    /// Whether the pending write has yielded to other tasks of the thread, if there were any.
     gave_way: bool,
-    /// A write was attempted since the last completed flush.
+    /// Whether a write was attempted since the last completed flush.
     is_unflushed: bool,
-    /// The first byte of the response has been sent ([`half_closed`](super::half_closed)).
+    /// Whether the first byte of the response has been sent as a probe, so that the next write must leave it
+    /// out ([`half_closed`](super::half_closed)).
     is_begun: bool,
-    /// `Some` once the client has ended its side.
+    /// State of a half-closed connection; `Some` once the client has ended its side.
     half_closed: Option<Box<HalfClosedState>>,
 }
 
-/// The first bytes of a connection.
+/// The first bytes of a connection, read to detect the HTTP version.
 #[derive(Default)]
 pub(super) struct PrefaceBuffer {
     bytes: [u8; PREFACE.len()],
+    /// Number of bytes read from the socket.
     filled: u8,
+    /// Number of bytes that hyper has read.
     taken: u8,
 }
 
+/// The HTTP version of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HttpVersion {
     Http1,
@@ -140,6 +150,8 @@ pub(super) enum HttpVersion {
 // === impl ClientConnection ===
 
 impl ClientConnection {
+    /// Creates the state of a new connection. `activity` records whether it is idle; `drain_notice` is
+    /// signalled before the drain.
     pub(super) fn new(
         secure: bool,
         peer: Option<IpAddr>,
@@ -150,7 +162,7 @@ impl ClientConnection {
     ) -> Self {
         let phase = match version {
             HttpVersion::Http1 => ConnectionPhase::Idle,
-            // Has many requests at once, and timeouts of its own.
+            // An HTTP/2 connection has many requests at once, and timeouts of its own.
             HttpVersion::Http2 => ConnectionPhase::Busy,
         };
         Self {
@@ -169,12 +181,13 @@ impl ClientConnection {
         }
     }
 
-    /// The client's profile in its previous request, if that is remembered.
+    /// Returns the client's profile from an earlier request; `None` before the first one, or if each was
+    /// larger than [`MAX_REMEMBERED`].
     pub(super) fn remembered(&self) -> Guard<Option<Arc<ClientProfile>>> {
         self.remembered.load()
     }
 
-    /// Remembers the client's profile.
+    /// Caches the client's profile for the next request, unless it is unchanged or too large.
     pub(super) fn remember(&self, call: &Call, capabilities: &Arc<Capabilities>) {
         let (info, headers) = (&call.client_info, &call.headers);
         if self.remembered.load().as_ref().is_some_and(|known| known.matches(capabilities, info, headers)) {
@@ -186,7 +199,8 @@ impl ClientConnection {
         }
     }
 
-    /// The credentials in these headers, shared with earlier requests where they are the same.
+    /// Reads the credentials in `headers`, including the headers that the route forwards (`forward`).
+    /// Credentials that are the same as those of an earlier request share its memory.
     pub(super) fn credentials(&self, headers: &HeaderMap, forward: &[HeaderName]) -> Credentials {
         let known = self.credentials.load();
         if let Some(known) = &*known
@@ -201,7 +215,7 @@ impl ClientConnection {
         now
     }
 
-    /// The HTTP version of the connection.
+    /// Returns the HTTP version of the connection as spans name it: `1.1` or `2`.
     pub(super) const fn http_version(&self) -> &'static str {
         match self.version {
             HttpVersion::Http1 => "1.1",
@@ -209,6 +223,7 @@ impl ClientConnection {
         }
     }
 
+    /// Returns the proxy's clock.
     pub(super) fn clock(&self) -> &dyn Clock {
         &*self.clock
     }
@@ -227,12 +242,12 @@ impl ClientConnection {
         }
     }
 
-    /// Records that the body of a request is being received.
+    /// Records that the body of a request is being received, until the returned guard is dropped.
     pub(super) fn begin_body(&self) -> IncompleteBody<'_> {
         self.activity.begin_body()
     }
 
-    /// Records that a request is complete.
+    /// Records that a request has been received to its end.
     pub(super) fn complete_request(&self) {
         self.activity.complete();
         if self.version == HttpVersion::Http1 {
@@ -254,7 +269,8 @@ impl ClientConnection {
         self.is_in_phase(ConnectionPhase::Head)
     }
 
-    /// The byte that can be sent now to a client that has ended its side, if any.
+    /// Returns the byte that can be sent now, as a part of the response, to find out whether a client that
+    /// has ended its side still reads. `None` if no byte would be harmless.
     fn probe(&self) -> Option<u8> {
         let answer = self.framing.load(atomic::Ordering::Relaxed);
         match () {
@@ -264,7 +280,7 @@ impl ClientConnection {
         }
     }
 
-    /// Records that a request has been answered.
+    /// Records that a request has been answered, or that its client has disconnected.
     pub(super) fn end(&self, now: Instant) {
         // A request that was refused before it was complete counts as complete, so that its response is not
         // cut off.
@@ -284,7 +300,7 @@ impl ClientConnection {
         }
     }
 
-    /// Records that bytes were read.
+    /// Records that bytes were read; on an idle connection they begin a head.
     fn on_read(&self) {
         if self.is_in_phase(ConnectionPhase::Idle) {
             self.enter(ConnectionPhase::Head);
@@ -299,7 +315,8 @@ impl ClientConnection {
         self.phase.store(phase as u8, atomic::Ordering::Relaxed);
     }
 
-    /// The last byte of a task handle has been consumed by HTTP and is on its way to the socket.
+    /// Adds the commit of a task handle whose last byte HTTP has consumed and is about to write to the
+    /// socket. The commit is dropped if the connection is closed.
     pub(super) fn push_commit(&self, commit: DeliveryCommit) {
         match &mut *self.commits.lock() {
             PendingCommits::Open(commits) => {
@@ -310,7 +327,7 @@ impl ClientConnection {
         }
     }
 
-    /// The socket has taken all bytes consumed so far.
+    /// Confirms all pending commits: the socket has taken all bytes consumed so far.
     pub(super) fn confirm_commits(&self) {
         // Load before the swap: a swap costs as much as a lock, and the list is mostly empty.
         if !self.has_commits.load(atomic::Ordering::Acquire)
@@ -325,7 +342,7 @@ impl ClientConnection {
         commits.into_iter().for_each(DeliveryCommit::confirm);
     }
 
-    /// Records that the socket is closed.
+    /// Records that the socket is closed, and drops the commits of unflushed handles.
     fn close(&self) {
         let lost = std::mem::replace(&mut *self.commits.lock(), PendingCommits::Closed);
         drop(lost);
@@ -347,7 +364,7 @@ impl<S> ConnectionIo<S> {
         Poll::Ready(())
     }
 
-    /// A stream that begins with `head`.
+    /// Wraps a socket. hyper reads the bytes of `head` first.
     pub(super) fn new(
         stream: S,
         head: PrefaceBuffer,
@@ -381,7 +398,7 @@ impl<S: AsyncRead + AsyncWrite + PeerSocket> ConnectionIo<S> {
         }
         let half_closed = this.half_closed.get_or_insert_with(HalfClosedState::new);
         if is_idle {
-            // Pending writes come first.
+            // Wait for the pending writes: the flush will wake this task.
             return Poll::Pending;
         }
         if is_receiving {
@@ -535,8 +552,8 @@ impl PrefaceBuffer {
     }
 }
 
-/// Detects the HTTP version with as few bytes as possible: an HTTP/2 connection is recognised at the end of
-/// its preface.
+/// Detects the HTTP version, and returns the bytes that were read for that. Reads as few as possible: an
+/// HTTP/2 connection is recognised at the end of its preface.
 pub(super) async fn detect_version(
     stream: &mut (impl AsyncRead + Unpin),
 ) -> io::Result<(HttpVersion, PrefaceBuffer)> {
@@ -575,7 +592,7 @@ mod tests {
     impl PeerSocket for tokio::io::Join<&[u8], tokio::io::Sink> {}
     impl<S> PeerSocket for tokio::io::BufWriter<S> {}
 
-    /// A handle whose last byte HTTP has consumed.
+    /// Adds a commit to the connection, and returns the receiver of its outcome.
     fn written(connection: &ClientConnection) -> Receiver<()> {
         let (commit, fate) = DeliveryCommit::channel();
         connection.push_commit(commit);

@@ -51,16 +51,18 @@ use http::{
 use http_body::Body as HttpBody;
 use std::{future::Future, sync::Arc};
 
-/// The methods of a route.
+/// The methods that a route serves, as in `Allow`.
 const SERVED: &str = "POST, GET, DELETE";
 
 /// Outcome of reading a POST.
 enum PostOutcome {
+    /// A request of 2026-07-28, with its client's capabilities.
     Request(Arc<Call>, Arc<Capabilities>),
+    /// A notification of 2026-07-28.
     Notification,
     /// The messages of a legacy client.
     Legacy(LegacyRequestBody),
-    /// With the messages of the legacy client that sent them, if it was one.
+    /// A refused message. The second field has the messages of the POST if a legacy client sent it.
     Refused(RefusalReason, Option<LegacyPost>),
 }
 
@@ -73,12 +75,13 @@ enum BodyContent {
 
 /// A message and the era of its sender.
 enum EraMessage {
-    /// With the message itself, unless it is a batch.
+    /// The POST of a legacy client. The second field is its message, `None` for a batch or an unreadable
+    /// body.
     Legacy(LegacyPost, Option<Frame>),
     Modern(Result<Frame, FrameError>),
 }
 
-/// Bytes that are read of a request above the limit of calls, at most.
+/// Largest body, in bytes, of a request above the limit of calls that is still read, to be refused by its id.
 const MAX_SHED_BODY: usize = 64 << 10;
 
 /// Answers one request. Not an `async fn`, which would store its arguments twice: the future exists as long
@@ -216,7 +219,7 @@ where
         checked.inspect_err(|_| Limit::Depth.record_hit())
     };
     let refused = busy.or_else(|| too_deep().err());
-    // Legacy messages come first: their server checks them.
+    // Of a legacy message only the limits and `jsonrpc` are checked here; its server checks the rest.
     match (classify(&head.headers, contents, &body), refused) {
         (EraMessage::Legacy(post, _), Some(refusal)) => PostOutcome::Refused(refusal, Some(post)),
         (EraMessage::Legacy(post, _), None) if post.is_unversioned => {
@@ -284,21 +287,23 @@ fn method_not_allowed<B>(
     refuse(RefusalReason::Method { method: request.method().clone(), allow }, line)
 }
 
-/// Whether a request without a body comes from a client of 2026-07-28: it names the version, and has no
-/// session.
+/// Whether the head is that of a client of 2026-07-28: it names the version, and has no session.
 fn is_modern(headers: &HeaderMap) -> bool {
     !headers.contains_key(&SESSION_ID) && matches!(version_header(headers), VersionHeader::Known(Era::Modern))
 }
 
-/// Whether the head allows that a legacy client sent the request.
+/// Whether a legacy client may have sent a request, as far as its head shows.
 pub(super) fn may_be_legacy<B>(request: &Request<B>) -> bool {
     *request.method() == Method::POST && !is_modern(request.headers())
 }
 
-/// The revision in the version header.
+/// What the header `MCP-Protocol-Version` names.
 enum VersionHeader {
+    /// The header is absent.
     Absent,
+    /// A revision that the proxy knows, of this era.
     Known(Era),
+    /// A revision that the proxy does not know, or no revision.
     Unknown,
 }
 
@@ -308,11 +313,11 @@ fn version_header(headers: &HeaderMap) -> VersionHeader {
     revision.map_or(VersionHeader::Unknown, |revision| VersionHeader::Known(revision.era()))
 }
 
-/// Determines the sender's era.
+/// Determines the era of a message's sender.
 ///
-/// Most messages are classified by their headers: one that names 2026-07-28 and has no session is modern, and
-/// one that names a legacy revision and has a session is legacy. The others are modern if their `_meta` names
-/// a version.
+/// Most messages are classified by their headers: a message that names 2026-07-28 and has no session is
+/// modern, and a message that names a legacy revision and has a session is legacy. The others are modern if
+/// their `_meta` names a version.
 fn classify(headers: &HeaderMap, contents: BodyContent, body: &Bytes) -> EraMessage {
     let session = headers.contains_key(&SESSION_ID);
     let named = version_header(headers);
@@ -328,7 +333,7 @@ fn classify(headers: &HeaderMap, contents: BodyContent, body: &Bytes) -> EraMess
         BodyContent::One(frame) if !settled && has_version_meta(&frame) => EraMessage::Modern(Ok(frame)),
         BodyContent::One(frame) => EraMessage::Legacy(LegacyPost::from_frame(&frame), Some(frame)),
         BodyContent::Batch(post) => EraMessage::Legacy(post, None),
-        // The sender is unknown. The proxy's own error serves a legacy client as well as a server's.
+        // The era is unknown. A legacy client can read the proxy's own error as well as its server's.
         BodyContent::Unreadable(error) if !session && matches!(named, VersionHeader::Absent) => {
             EraMessage::Modern(Err(error))
         }
@@ -349,7 +354,7 @@ impl BodyContent {
             return match LegacyPost::read(messages) {
                 Ok(post) => Self::Batch(post),
                 Err(error @ FrameError::Syntax(_)) => Self::Unreadable(error),
-                // An id was read, but it may be that of another message.
+                // An id was read, but it may be that of another message of the batch.
                 Err(
                     FrameError::Shape { .. }
                     | FrameError::Member { .. }
@@ -365,7 +370,7 @@ impl BodyContent {
         messages.next().expect("what is no batch is one").map_or_else(Self::Unreadable, Self::One)
     }
 
-    /// The one message that the body must hold (2026-07-28, *Streamable HTTP, Sending Messages*).
+    /// Returns the body's single message, as 2026-07-28 requires (*Streamable HTTP, Sending Messages*).
     fn one(self) -> Result<Frame, FrameError> {
         match self {
             Self::One(frame) => Ok(frame),
@@ -384,7 +389,8 @@ mod tests {
     const HELLO: &str =
         r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}"#;
 
-    /// The methods of a legacy client's messages; `None` for a modern one.
+    /// Returns the methods of the messages, joined by commas, if they are classified as legacy; `None` for a
+    /// modern message.
     fn legacy(headers: &[(&'static str, &'static str)], body: &str) -> Option<String> {
         let headers = headers
             .iter()

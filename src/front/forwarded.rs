@@ -9,14 +9,14 @@ use crate::policy::Route;
 /// The hop between client and proxy.
 #[derive(Clone, Copy, Debug)]
 struct ClientHop<'a> {
-    /// `None` where the connection has no address.
+    /// The client's address; `None` for an in-memory connection.
     address: Option<IpAddr>,
     secure: bool,
-    /// The request's URL; over HTTP/2 it has the host.
+    /// The request's URL, which has the host over HTTP/2.
     url: &'a Uri,
 }
 
-/// Adds the header to a request where the route enables it (`upstream.forwarded`).
+/// Adds `Forwarded` to a request if the route enables that (`upstream.forwarded`).
 pub(super) fn add(route: &Route, head: &mut Parts, connection: &ClientConnection) {
     if route.adds_forwarded_header {
         let hop = ClientHop { address: connection.peer, secure: connection.secure, url: &head.uri };
@@ -24,11 +24,11 @@ pub(super) fn add(route: &Route, head: &mut Parts, connection: &ClientConnection
     }
 }
 
-/// Appends the client's hop to the hops that the header has.
+/// Appends the client's hop to the hops that earlier proxies have added.
 fn append(headers: &mut HeaderMap, hop: ClientHop<'_>) {
     let mut value = Vec::new();
     for before in headers.get_all(FORWARDED) {
-        // After an unclosed quote the appended hop would be read as a part of it.
+        // After an unclosed quote the appended hop would be read as a part of the quoted string.
         if is_closed(before.as_bytes()) && !before.is_empty() {
             value.extend_from_slice(before.as_bytes());
             value.extend_from_slice(b", ");

@@ -40,26 +40,29 @@ pub(super) trait PeerSocket {
 pub(super) struct EofTracker<S> {
     #[pin]
     stream: S,
+    /// Whether the peer has ended its side: a read returned no bytes.
     pub(super) has_ended: bool,
 }
 
 /// State of a connection whose client has ended its side.
 pub(super) struct HalfClosedState {
-    /// How often the end was withheld from the reader of a body.
+    /// Number of polls at which the end of the stream was withheld from the reader of an incomplete body.
     withheld: u8,
     /// Whether a byte has been sent that a closed peer answers with a reset.
     pub(super) is_probed: bool,
-    /// When the socket is checked for a reset again.
+    /// Timer until the socket is checked for a reset again.
     recheck: Pin<Box<Sleep>>,
+    /// The current interval between two checks.
     pause: Duration,
 }
 
-/// After a probe the socket is checked for a reset soon, then at growing intervals.
+/// Time from a probe to the first check for a reset; the interval doubles after each check.
 const FIRST_CHECK: Duration = Duration::from_millis(5);
+/// Longest interval between two checks for a reset.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Polls of a connection until the end of its client's side also ends a body: the service may not have read
-/// all of it yet.
+/// Number of polls at which the end of the client's side is withheld from the reader of an incomplete body,
+/// because the service may not have read all bytes that have arrived.
 const MAX_WITHHELD: u8 = 4;
 
 // === impl EofTracker ===
@@ -134,6 +137,7 @@ impl<S: PeerSocket> PeerSocket for tokio_rustls::server::TlsStream<S> {
 // === impl HalfClosedState ===
 
 impl HalfClosedState {
+    /// Creates the state at the moment when the client has ended its side.
     pub(super) fn new() -> Box<Self> {
         Box::new(Self {
             withheld: 0,
@@ -143,7 +147,8 @@ impl HalfClosedState {
         })
     }
 
-    /// Whether the end of the stream is reported to the reader of an incomplete body.
+    /// Returns whether to report the end of the stream to the reader of an incomplete body. Otherwise the
+    /// task is woken to poll again, at most [`MAX_WITHHELD_POLLS`] times.
     pub(super) fn release_eof(&mut self, cx: &Context<'_>) -> bool {
         if self.withheld >= MAX_WITHHELD {
             return true;

@@ -1,5 +1,5 @@
-//! hyper's timer for the next request of a connection: a [`PooledTimer`], which costs less than tokio's, by
-//! the proxy's clock.
+//! hyper's timer for the next request of a connection: a [`PooledTimer`] on the proxy's clock, which costs
+//! less than tokio's timer.
 
 use crate::runtime::{Clock, PooledTimer, TimerKind};
 use hyper::rt::{Sleep, Timer};
@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A timer for hyper; the field is the clock.
+/// hyper's timer, on the proxy's clock.
 #[derive(Clone)]
 pub(super) struct HttpTimer(pub(super) Arc<dyn Clock>);
 

@@ -16,9 +16,9 @@ pub(super) struct AdmittedRequest<B> {
     /// The limit of calls in flight, where this request exceeds it: it is read only to be refused by its
     /// JSON-RPC id.
     pub(super) over_limit: Option<usize>,
-    /// Only the access check can create this.
+    /// Proof that the access check admitted the request; nothing else can create it.
     pub(super) _proof: AccessProof,
 }
 
-/// The result of every layer: a response in any case.
+/// The result of every layer. A refusal is a response as well, so no layer fails.
 pub(super) type ResponseResult = Result<http::Response<FrontBody>, Infallible>;

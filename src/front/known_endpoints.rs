@@ -1,4 +1,4 @@
-//! Endpoints of authorization servers that their documents have named, by origin.
+//! Endpoints of authorization servers that their metadata documents have named, by origin.
 
 use crate::runtime::Mutex;
 use dashmap::DashMap;
@@ -8,16 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The known endpoints, by origin.
+/// The known endpoints of authorization servers, by origin (`scheme://host:port`).
 #[derive(Default)]
 pub(super) struct KnownEndpoints(DashMap<String, Arc<OriginEndpoints>>);
 
-/// The endpoints of one origin.
+/// The known endpoints of one origin.
 #[derive(Default)]
 pub(super) struct OriginEndpoints {
     /// When each path was last named.
     named: Mutex<HashMap<String, Instant>>,
-    /// When the documents were last fetched. Locked during a fetch, so that concurrent requests fetch once.
+    /// When the documents were last fetched to find an endpoint. Locked during a fetch, so that concurrent
+    /// requests fetch once.
     pub(super) last_lookup: tokio::sync::Mutex<Option<Instant>>,
 }
 
@@ -27,6 +28,7 @@ const ENDPOINT_TTL: Duration = Duration::from_secs(60 * 60);
 // === impl KnownEndpoints ===
 
 impl KnownEndpoints {
+    /// Returns the endpoints of an origin (`scheme://host:port`), which is added if it is new.
     pub(super) fn of(&self, origin: &str) -> Arc<OriginEndpoints> {
         Arc::clone(&self.0.entry(origin.to_owned()).or_default())
     }
@@ -35,11 +37,12 @@ impl KnownEndpoints {
 // === impl OriginEndpoints ===
 
 impl OriginEndpoints {
+    /// Whether a document has named this path within the last [`ENDPOINT_TTL`].
     pub(super) fn has(&self, path: &str, now: Instant) -> bool {
         self.named.lock().get(path).is_some_and(|named| now.saturating_duration_since(*named) < ENDPOINT_TTL)
     }
 
-    /// Adds paths that a document names, and removes expired ones.
+    /// Adds the paths that a document names at `now`, and removes expired ones.
     pub(super) fn insert<'a>(&self, paths: impl Iterator<Item = &'a str>, now: Instant) {
         let mut named = self.named.lock();
         named.retain(|_, at| now.saturating_duration_since(*at) < ENDPOINT_TTL);

@@ -28,14 +28,15 @@ use std::{future::ready, sync::Arc};
 #[derive(Default)]
 pub(super) struct LegacyRequestBody {
     pub(super) body: Bytes,
-    /// As in [`LegacyRequest`].
+    /// The single message of the body; `None` for a batch, an unreadable or an empty body.
     pub(super) message: Option<Frame>,
+    /// What the proxy reads of the messages.
     pub(super) post: LegacyPost,
 }
 
 /// Relays one request, with the messages of its body, and its response.
 ///
-/// Boxed, so that the future of a modern call is no larger for it.
+/// The future is boxed, so that it does not enlarge that of a modern call.
 pub(super) fn relay(
     front: Arc<Front>,
     service: Arc<dyn RouteService>,
@@ -100,9 +101,9 @@ pub(super) fn relay(
     .boxed()
 }
 
-/// Whether the session ids of a route are bound to the principal: where only the proxy knows the principal.
-/// Where `Authorization` is forwarded, the server checks who may use a session, and a refreshed token is
-/// another principal.
+/// Whether the session ids of a route are bound to the principal, which they are where only the proxy knows
+/// the principal. Where `Authorization` is forwarded, the server checks who may use a session, and a
+/// refreshed token is another principal.
 fn is_session_bound(route: &Route, line: &AccessEntry) -> bool {
     let is_header = match &route.principal {
         PrincipalSource::Authorization => false,
@@ -111,17 +112,17 @@ fn is_session_bound(route: &Route, line: &AccessEntry) -> bool {
     is_header || line.token().is_some()
 }
 
-/// Replaces the session id of the client by the server's own. Returns false if it belongs to another
-/// principal. A request may have no session.
+/// Replaces the client's session id by the server's own. Returns false if the session belongs to another
+/// principal, and true also for a request without a session.
 fn unseal_session(front: &Front, line: &AccessEntry, headers: &mut HeaderMap) -> bool {
     let Some(sealed) = headers.get(&SESSION_ID) else { return true };
     let Some(id) = front.sessions.load().open(line.principal(), sealed) else { return false };
-    // One header of several: the server might read another.
+    // Insertion removes further headers of that name: the server might read another one.
     headers.insert(&SESSION_ID, id);
     true
 }
 
-/// Records the session in the access log entry.
+/// Records the session that `headers` name, if any, in the access log entry.
 fn set_session_tag(line: &mut AccessEntry, headers: &HeaderMap) {
     if let Some(session) = headers.get(&SESSION_ID) {
         line.set_session(SessionTag::for_session(session.as_bytes()));

@@ -56,8 +56,8 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-/// Pause after an accept that failed for want of descriptors or memory. Trying again at once would only keep
-/// a core busy.
+/// Pause after a failed accept. The usual cause is a lack of descriptors or memory, and an immediate retry
+/// would only keep a core busy.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a client may take to close a connection after the proxy has begun to.
@@ -66,15 +66,16 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of PINGs on an HTTP/2 connection.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Bytes a client may send ahead on one HTTP/2 stream, and on all of a connection.
+/// Bytes that a client may send on one HTTP/2 stream before the proxy reads them.
 const STREAM_WINDOW: u32 = 64 << 10;
+/// Bytes that a client may send on all streams of an HTTP/2 connection before the proxy reads them.
 const CONNECTION_WINDOW: u32 = 256 << 10;
 
 /// Listening sockets.
 pub(super) struct ListenerSet {
     /// Sockets with their configured and their actual address.
     sockets: Vec<(ListenAddress, NetworkListener)>,
-    /// The socket to poll first next time, so that a busy one does not starve others.
+    /// Index of the socket that is polled first next time, so that a busy socket does not starve others.
     next: usize,
 }
 
@@ -87,15 +88,18 @@ pub(super) struct ListenAddress {
     pub(super) address: SocketAddr,
 }
 
-/// A change of the addresses.
+/// A change of the listening sockets by a reload.
 pub(super) struct ListenerUpdate {
+    /// Addresses whose sockets stay open; all others are closed.
     pub(super) kept: Vec<ListenAddress>,
+    /// New sockets.
     pub(super) added: ListenerSet,
 }
 
-/// What requests are served with, until the next reload.
+/// The configuration, the stack of layers and the TLS acceptor that serve requests until the next reload.
 pub(super) struct StackGeneration<S> {
     pub(super) front: Arc<Front>,
+    /// The layers, the outermost first.
     pub(super) stack: S,
     pub(super) tls: Option<TlsAcceptor>,
 }
@@ -110,16 +114,18 @@ struct ConnectionTask<S> {
 
 /// Signals that end a connection.
 struct CloseTrigger {
+    /// Signalled at shutdown.
     stopping: DrainWatch,
+    /// Requests the close of an idle connection, for example at the limit of connections.
     idle: IdleGuard,
 }
 
-/// Why a connection is to end.
+/// Reason to end a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CloseReason {
     /// The proxy shuts down.
     Shutdown,
-    /// The limit of connections is reached, or the proxy is draining.
+    /// A limit of connections is reached, the connection was idle for too long, or the proxy is draining.
     Requested,
 }
 
@@ -144,17 +150,17 @@ struct RequestFuture<F> {
 #[derive(Clone)]
 struct DrainExecutor {
     stopping: DrainWatch,
-    /// How long a stream may make no progress in sending.
+    /// Longest time in which a stream may send nothing of its pending bytes.
     write: Duration,
 }
 
 /// The service for HTTP/2, whose responses are sent in portions.
 struct Http2Service<S>(ConnectionService<S>);
 
-/// The result of a stack.
+/// The result of a stack of layers.
 type ServiceResult = Result<http::Response<FrontBody>, Infallible>;
 
-/// The stack of layers, as `stack.rs` builds it.
+/// Alias of the service that a stack of layers is, as `stack.rs` builds it.
 pub(super) trait FrontStack:
     Service<
         IncomingRequest<Incoming>,
@@ -179,8 +185,8 @@ impl<S> FrontStack for S where
 {
 }
 
-/// Accepts connections until shutdown. At the limit of connections it requests an idle connection to close
-/// and waits for one; new ones queue in the system meanwhile.
+/// Accepts connections until shutdown. At the limit of connections, requests an idle connection to close, and
+/// waits until a connection has closed; new ones queue in the system meanwhile.
 pub(super) async fn accept<S: FrontStack>(
     mut listeners: ListenerSet,
     mut updates: mpsc::UnboundedReceiver<ListenerUpdate>,
@@ -225,7 +231,7 @@ pub(super) async fn accept<S: FrontStack>(
             }
             Err(error) => {
                 tracing::warn!(target: "deferral", event = "accept_failed", %error);
-                // Mostly there are no descriptors left, and an idle connection has one.
+                // The usual cause is a lack of descriptors, and closing an idle connection frees one.
                 shared.idle.close_longest_idle(shared.clock.now(), MIN_IDLE);
                 let limiter = shared.limiter.as_ref().filter(|_| is_out_of_descriptors(&error));
                 let _relief = limiter.and_then(|limiter| limiter.reclaim());
@@ -235,7 +241,8 @@ pub(super) async fn accept<S: FrontStack>(
     }
 }
 
-/// A permit for one more connection.
+/// Acquires a permit for one more connection. At the limit, closes the longest idle connection repeatedly
+/// until a permit is free.
 async fn connection_permit(
     shared: &SharedState,
     full: &mut EventThrottle,
@@ -291,13 +298,14 @@ fn close_excess_pending(
     }
 }
 
-/// Header lines in the head of an HTTP/1 request, up to its end or to where it was cut off.
+/// Returns the number of header lines in the head of an HTTP/1 request, up to its end or to where it was cut
+/// off.
 fn header_lines(head: &[u8]) -> usize {
     let behind_the_request_line = head.split(|byte| *byte == b'\n').skip(1);
     behind_the_request_line.take_while(|line| !matches!(line, [] | [b'\r'])).count()
 }
 
-/// The version that ALPN agreed on; `None` for a client without ALPN.
+/// Returns the HTTP version that ALPN negotiated; `None` for a client without ALPN.
 fn agreed_version(stream: &TlsStream<WriteTimeoutStream<NetworkStream>>) -> Option<HttpVersion> {
     match stream.get_ref().1.alpn_protocol()? {
         b"h2" => Some(HttpVersion::Http2),
@@ -343,7 +351,8 @@ impl<S: FrontStack> ConnectionTask<S> {
         let stream = WriteTimeoutStream::new(stream, self.front.timeouts.write);
         match tls {
             None => self.http(stream, None, false).await,
-            // Boxed: its state is large, and connections without TLS should not pay for it.
+            // The future of the handshake is boxed: it is large, and connections without TLS should not pay
+            // for it.
             Some(tls) => Box::pin(self.https(stream, tls)).await,
         }
     }
@@ -368,14 +377,14 @@ impl<S: FrontStack> ConnectionTask<S> {
         }
     }
 
-    /// Drives HTTP on a stream, of the version agreed on or detected.
+    /// Drives HTTP on a stream, of the negotiated version, or else of the version that its first bytes show.
     async fn http<T>(&self, mut stream: T, agreed: Option<HttpVersion>, secure: bool)
     where
         T: AsyncRead + AsyncWrite + PeerSocket + Send + Unpin + 'static,
     {
         let (version, head) = match agreed {
             Some(version) => (version, PrefaceBuffer::default()),
-            // Boxed: it ends soon, and the connection may last.
+            // The future of the detection is boxed: it ends soon, and the connection may last.
             None => match Box::pin(self.read_version(&mut stream)).await {
                 Some(detected) => detected,
                 None => return,
@@ -394,13 +403,14 @@ impl<S: FrontStack> ConnectionTask<S> {
         match version {
             HttpVersion::Http1 => {
                 let mut serving = http1(&self.front).serve_connection(io, door);
-                // Polled only when woken, because the connection is polled for each of its requests.
+                // The trigger is polled only when woken, because the connection is polled for each of its
+                // requests.
                 let due = pin!(self.close_trigger.triggered());
                 let leaves = PollOnWake::new(due);
                 let ended = tokio::select! {
                     ended = &mut serving => ended,
                     due = leaves => {
-                        // hyper would wait for the rest of a request, and has answered nothing.
+                        // No request was answered yet, and hyper would wait for the rest of the first one.
                         if due == CloseReason::Requested && !activity.has_completed() && activity.waiting_since().is_some() {
                             return;
                         }
@@ -419,13 +429,13 @@ impl<S: FrontStack> ConnectionTask<S> {
                     self.count_limit(&error, || serving.into_parts().read_buf);
                 }
             }
-            // Boxed: connections of HTTP/1 should not pay for it.
+            // The future is boxed: connections of HTTP/1 should not pay for its size.
             HttpVersion::Http2 => Box::pin(self.http2(io, door)).await,
         }
     }
 
-    /// Counts the limit that ended a connection of HTTP/1. An overdue head is counted where it is read.
-    /// `head` is the part of the refused request that was read: hyper has one error for two limits.
+    /// Records the limit that ended a connection of HTTP/1. An overdue head is counted where it is read.
+    /// `head` returns the part of the refused request that was read: hyper has one error for two limits.
     fn count_limit(&self, error: &hyper::Error, head: impl FnOnce() -> Bytes) {
         if error.is_parse_too_large() {
             let has_too_many = header_lines(&head()) > self.front.limits.headers;
@@ -436,7 +446,8 @@ impl<S: FrontStack> ConnectionTask<S> {
         }
     }
 
-    /// The HTTP version of a connection, by its first bytes; `None` if it ends before.
+    /// Detects the HTTP version of a connection by its first bytes; `None` if the connection ends or times
+    /// out before.
     async fn read_version<T: AsyncRead + Unpin>(
         &self,
         stream: &mut T,
@@ -478,8 +489,8 @@ impl<S: FrontStack> ConnectionTask<S> {
         serving.as_mut().graceful_shutdown();
         let is_waiting = || match due {
             CloseReason::Shutdown => activity.idle_since().is_some(),
-            // Another connection needs the permit: a client that sends the rest of a request slowly has had
-            // its time.
+            // Another connection needs the permit, and a client that is still sending a request has had time
+            // enough.
             CloseReason::Requested => activity.waiting_since().is_some(),
         };
         // The connection's close is not waited for; its requests are.
@@ -490,8 +501,7 @@ impl<S: FrontStack> ConnectionTask<S> {
 // === impl CloseTrigger ===
 
 impl CloseTrigger {
-    /// Resolves when the connection is to end as soon as it can: the proxy shuts down, or the connection is
-    /// requested to close.
+    /// Resolves when the connection is to end as soon as it can, with the reason.
     async fn triggered(&self) -> CloseReason {
         tokio::select! {
             () = self.stopping.stopped() => CloseReason::Shutdown,
@@ -515,7 +525,7 @@ impl ListenerSet {
         Ok(Self { sockets: addresses.iter().map(listen).collect::<Result<_, Error>>()?, next: 0 })
     }
 
-    /// No sockets.
+    /// Creates a set without sockets.
     pub(super) const fn empty() -> Self {
         Self { sockets: Vec::new(), next: 0 }
     }
@@ -605,8 +615,8 @@ impl<S: FrontStack> Service<http::Request<Incoming>> for Http2Service<S> {
     }
 }
 
-/// Joins cookies that HTTP/2 allows a client to send in several fields; elsewhere there is one header of them
-/// (RFC 9113, 8.2.3).
+/// Joins the cookie headers of an HTTP/2 request, which may have several, into the single header that
+/// HTTP/1.1 allows (RFC 9113, 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let mut cookies = headers.get_all(COOKIE).iter();
     let (Some(first), Some(_)) = (cookies.next(), cookies.next()) else { return };

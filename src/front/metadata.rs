@@ -30,30 +30,31 @@ use http::{
 };
 use std::{ops::Range, sync::Arc};
 
-/// Path prefix of metadata: before the path of the resource (RFC 9728).
+/// Path prefix of protected-resource metadata; the path of the resource follows (RFC 9728).
 const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
 
-/// The scheme that a client used to reach a proxy in front.
+/// Header of a proxy in front: the scheme by which the client reached it.
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// The parameter of a challenge that names the metadata's URL (RFC 9728, 5.1).
+/// Parameter of `WWW-Authenticate` that names the metadata's URL (RFC 9728, 5.1).
 const PARAMETER: &str = "resource_metadata";
 
 /// The address by which a client called the proxy, without a path.
 pub(super) struct PublicAddress {
     scheme: AddressScheme,
-    /// Host and port; with [`AddressScheme::Public`], the whole address.
+    /// Host and port; with [`AddressScheme::Public`], the whole configured URL without a trailing slash.
     authority: Box<str>,
 }
 
 enum AddressScheme {
     Http,
     Https,
+    /// The scheme is a part of the configured `public_url`.
     Public,
 }
 
-/// Whether a path is one of metadata. A path that could lead elsewhere once its dot segments are resolved is
-/// not: it would reach any path of the server's host, with the caller's credentials.
+/// Whether a path is that of protected-resource metadata. Paths with dot segments are not: resolved, they
+/// would reach any path of the server's host, with the caller's credentials.
 pub(super) fn is_metadata_path(path: &str) -> bool {
     path.strip_prefix(WELL_KNOWN)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/') && !has_dot_segments(rest))
@@ -76,7 +77,7 @@ pub(super) fn has_dot_segments(path: &str) -> bool {
 
 /// Answers with the metadata of the server behind the route that the path names.
 ///
-/// Boxed: it is rare, and should not make the future of every call larger.
+/// The future is boxed: it is rare, and should not enlarge that of every call.
 pub(super) fn serve<B>(
     front: Arc<Front>,
     incoming: IncomingRequest<B>,
@@ -112,8 +113,8 @@ async fn fetch(front: &Front, head: &mut Parts, mut line: AccessEntry) -> Respon
     }
 }
 
-/// The route whose metadata a path names: the one named after the prefix; or the only one, whatever is named,
-/// because the path may be the server's own.
+/// Returns the route whose metadata a path names: the route named after the prefix, or the only route,
+/// whatever the path names, because the path may be the server's own.
 fn service<'a>(front: &'a Front, path: &str) -> Option<&'a Arc<dyn RouteService>> {
     let named = front.service(path.strip_prefix(WELL_KNOWN)?);
     match (named, &*front.services) {
@@ -142,13 +143,13 @@ fn respond(
 // === impl PublicAddress ===
 
 impl PublicAddress {
-    /// The configured address, or that of the request: its host, and the scheme by which it reached the proxy
-    /// or a proxy in front. A client that forges it misleads itself alone.
+    /// Returns the configured address, or that of the request: its host, and the scheme by which it reached
+    /// the proxy or a proxy in front. A client that forges these misleads itself alone.
     pub(super) fn of(front: &Front, head: &Parts, connection: &ClientConnection) -> Self {
         if let Some(public) = &front.public_url {
             return Self { scheme: AddressScheme::Public, authority: base(public).into() };
         }
-        // Where several proxies added theirs, the client's own is the first.
+        // Of several proxies in front, the first value is that of the client.
         let forwarded = head.headers.get(&FORWARDED_PROTO).map(HeaderValue::as_bytes);
         let forwarded = forwarded.and_then(|list| list.split(|&byte| byte == b',').next());
         let scheme = match forwarded.map(<[u8]>::trim_ascii) {
@@ -162,7 +163,7 @@ impl PublicAddress {
         Self { scheme, authority: authority.unwrap_or("localhost").into() }
     }
 
-    /// The address with a path after it.
+    /// Returns the URL of a path at this address.
     pub(super) fn url_for(&self, path: &str) -> String {
         let scheme = match self.scheme {
             AddressScheme::Http => "http://",
@@ -184,8 +185,9 @@ impl PublicAddress {
         edit.apply()
     }
 
-    /// Leads a client that is challenged to the proxy's metadata. With a single route, a well-known path that
-    /// the server gave is kept, because the client will request it; otherwise the path becomes the route's.
+    /// Rewrites the metadata URL in challenges (`WWW-Authenticate`) to the proxy's address. With a single
+    /// route, a well-known path that the server gave is kept, because the client will request it; otherwise
+    /// the path becomes the route's.
     pub(super) fn rewrite_challenges(
         &self,
         services: &[Arc<dyn RouteService>],
@@ -220,13 +222,13 @@ impl PublicAddress {
     }
 }
 
-/// An address without a trailing slash.
+/// Returns the URL without a trailing slash.
 fn base(public: &Uri) -> String {
     public.to_string().trim_end_matches('/').to_owned()
 }
 
-/// Range of the value of `resource_metadata` in a challenge, without its quotes. Text inside other quoted
-/// values is not mistaken for it.
+/// Returns the range of the value of `resource_metadata` in a challenge, without its quotes. Text inside
+/// other quoted values is not mistaken for the parameter.
 fn parameter(challenge: &str) -> Option<Range<usize>> {
     let bytes = challenge.as_bytes();
     let mut at = 0;
@@ -246,7 +248,7 @@ fn parameter(challenge: &str) -> Option<Range<usize>> {
     None
 }
 
-/// Whether `resource_metadata=` begins here, as a name of its own.
+/// Whether `resource_metadata=` begins at `at`, as a name of its own.
 fn begins_name(bytes: &[u8], at: usize) -> bool {
     let alone = at == 0 || matches!(bytes[at - 1], b' ' | b'\t' | b',');
     alone
@@ -256,7 +258,7 @@ fn begins_name(bytes: &[u8], at: usize) -> bool {
         && bytes.get(at + PARAMETER.len()) == Some(&b'=')
 }
 
-/// Range of the value that begins at `from`: quoted, or up to the next separator.
+/// Returns the range of the value that begins at `from`: quoted, or up to the next separator.
 fn value(challenge: &str, from: usize) -> Range<usize> {
     let rest = &challenge[from..];
     match rest.strip_prefix('"') {

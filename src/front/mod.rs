@@ -99,16 +99,16 @@ pub use write_timeout::WriteTimeoutStream;
 pub struct Config {
     /// Addresses to listen on, all for the same routes. Default `127.0.0.1:8808`.
     pub listen: Vec<SocketAddr>,
-    /// Serve TLS, and nothing else, on all of them. Default off.
+    /// Certificate of TLS, which then is served on all addresses, and nothing else. Default: no TLS.
     pub tls: Option<TlsPaths>,
-    /// Allowed hosts and origins. Default: this machine and addresses, no names.
+    /// Allowed hosts and origins. Default: this machine, and IP addresses; no names.
     pub access: AccessPolicy,
-    /// The tokens of clients; without any, none is required. Default none.
+    /// Tokens of which a client needs one. Default: none, and no client needs a token.
     pub tokens: TokenSet,
     pub limits: ClientLimits,
     pub timeouts: ClientTimeouts,
-    /// The address by which clients reach the proxy, where it is not that of their requests (a proxy in front
-    /// rewrites `Host`). Used for protected-resource metadata only. Default: from each request.
+    /// URL by which clients reach the proxy, if it differs from that of their requests because a proxy in
+    /// front rewrites `Host`. Used for protected-resource metadata only. Default: taken from each request.
     pub public_url: Option<Uri>,
     /// Health checks for load balancers. Default off.
     pub health: Option<HealthConfig>,
@@ -117,8 +117,9 @@ pub struct Config {
 /// Configuration of health checks on the client listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthConfig {
+    /// URL path of the health check.
     pub path: Arc<str>,
-    /// Whether each route's server must be known to be reachable.
+    /// Whether the check also fails while a route's server is not known to be reachable.
     pub needs_servers: bool,
 }
 
@@ -135,13 +136,13 @@ pub struct ClientLimits {
     /// Headers of one request; more are refused with 431. Over HTTP/1 another number than the default costs
     /// an allocation for each request. Default 100.
     pub headers: usize,
-    /// Open connections, at least 1; further ones wait in the system's queue until one closes. For each of
-    /// them the connection that has been idle longest is closed, if any has been for a second
+    /// Open connections, at least 1. Further ones wait in the queue of the system until a connection closes;
+    /// for each of them the longest idle connection is closed, if it has been idle for a second
     /// ([`IdleConnections`]). A connection uses about 14 KiB over HTTP/1, idle or with a waiting call.
     /// Default 10 000, or less where the system allows the process fewer descriptors.
     pub connections: usize,
-    /// Connections from one address, or one /64 of IPv6, that have not completed a request yet; no more than
-    /// half of `connections` ([`ClientLimits::pending_connections`]). For a further one the one that has
+    /// Connections from one IPv4 address, or one /64 of IPv6, that have not completed a request yet; at most
+    /// half of `connections` ([`ClientLimits::pending_connections`]). At the limit, the connection that has
     /// waited longest is closed. Default 1000.
     pub pending_connections: usize,
     /// Calls in flight, from their head to the last byte of their response; further ones are refused with
@@ -157,22 +158,23 @@ pub struct ClientLimits {
 /// Timeouts of the client listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientTimeouts {
-    /// For the TLS handshake, and for a whole head once its first byte has arrived. Default 10 s.
+    /// Time limit of the TLS handshake, and of a whole head once its first byte has arrived. Default 10 s.
     pub read_headers: Duration,
-    /// For a body once its head has arrived; then 408. Default 30 s.
+    /// Time limit of a body once its head has arrived; then 408. Default 30 s.
     pub read_body: Duration,
-    /// For the next request on a connection; then it is closed, over HTTP/2 also if its client keeps sending
-    /// PINGs. Longer than the longest interval at which tasks are polled, so that polling keeps its
-    /// connection. Default 75 s.
+    /// Time limit of the wait for the next request on a connection; then it is closed, over HTTP/2 also if
+    /// its client keeps sending PINGs. Longer than the longest interval at which tasks are polled, so that
+    /// polling keeps its connection. Default 75 s.
     pub idle: Duration,
-    /// For the client to read any of the bytes that are sent to it; then its connection is closed. A slow
-    /// reader, or a client without pending bytes, is not affected. Default 60 s.
+    /// Time limit for the client to read any of the bytes that are sent to it; then its connection is closed.
+    /// A slow reader, or a client without pending bytes, is not affected. Default 60 s.
     pub write: Duration,
 }
 
 /// The keys that principals and session ids are derived with.
 #[derive(Clone)]
 pub struct IdentityKeys {
+    /// Derives principals from tokens and headers.
     pub principals: PrincipalKey,
     /// Binds the session ids of legacy clients to their principal. Can be replaced while the front serves.
     pub sessions: SwapCell<SessionSeal>,
@@ -182,13 +184,13 @@ pub struct IdentityKeys {
 pub struct FrontHandle {
     /// The actual addresses, in the order of [`Config::listen`]: port 0 has become a number.
     pub addresses: Vec<SocketAddr>,
-    /// Accepts connections until shutdown. The drain waits for accepted connections.
+    /// The task that accepts connections until shutdown. The drain waits for accepted connections.
     pub task: JoinHandle<()>,
-    /// Applies another configuration.
+    /// Applies another configuration to the running front.
     pub reload: Arc<dyn FrontReload>,
 }
 
-/// Why the front cannot start.
+/// Error of a front that cannot start, or cannot apply another configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("no address to listen on; give at least one in `listen`")]
@@ -199,11 +201,11 @@ pub enum Error {
     Tls(#[from] TlsError),
 }
 
-/// What a request is served with: the configuration of the moment when its head had been read, and the shared
+/// All that a request is served with: the configuration at the moment when its head was read, and the shared
 /// state.
 struct Front {
     services: Vec<Arc<dyn RouteService>>,
-    /// Their paths, for the access log.
+    /// The paths of `services`, in their order, for the access log.
     paths: Vec<Arc<str>>,
     limits: ClientLimits,
     timeouts: ClientTimeouts,
@@ -215,7 +217,7 @@ struct Front {
 struct SharedState {
     principals: PrincipalKey,
     sessions: SwapCell<SessionSeal>,
-    /// The endpoints at which clients sign in at servers.
+    /// Endpoints at which clients sign in at servers.
     endpoints: known_endpoints::KnownEndpoints,
     /// The tokens of the current configuration.
     tokens: watch::Sender<TokenSet>,
@@ -224,9 +226,9 @@ struct SharedState {
     clock: Arc<dyn Clock>,
     tracer: Tracer,
     idle: Arc<IdleConnections>,
-    /// Set while each response is the last of its connection, because the proxy is about to drain.
+    /// Signalled before the drain: from then on, each response is the last of its connection.
     drain_notice: DrainWatch,
-    /// The limit on connections to servers.
+    /// Limits connections to servers; frees a descriptor when accept runs out of them.
     limiter: Option<ConnectionLimiter>,
     /// Memory of request bodies.
     bodies: Arc<BodyMemory>,
@@ -236,7 +238,7 @@ struct SharedState {
 // === impl IdentityKeys ===
 
 impl From<PrincipalKey> for IdentityKeys {
-    /// Binds session ids by a key that is drawn here, so they end with the process.
+    /// Uses a random key for session ids, which are therefore valid only until the process ends.
     fn from(principals: PrincipalKey) -> Self {
         Self { principals, sessions: SwapCell::new(SessionSeal::new(random(), [])) }
     }
@@ -245,7 +247,7 @@ impl From<PrincipalKey> for IdentityKeys {
 // === impl Config ===
 
 impl Config {
-    /// The address on which remote clients send their tokens unencrypted, if there is one.
+    /// Returns the first address on which remote clients would send their tokens unencrypted, if any.
     fn plaintext_token_address(&self) -> Option<SocketAddr> {
         let is_https = |url: &Uri| url.scheme() == Some(&Scheme::HTTPS);
         if self.tokens.is_empty() || self.tls.is_some() || self.public_url.as_ref().is_some_and(is_https) {
@@ -273,7 +275,8 @@ impl Default for Config {
 // === impl ClientLimits ===
 
 impl ClientLimits {
-    /// The limit on connections of one network that have not completed a request, so that it cannot take all.
+    /// Returns the effective limit on connections of one network that have not completed a request: at most
+    /// half of all connections, so that one network cannot take all.
     pub fn pending_connections(&self) -> usize {
         self.pending_connections.min(self.connections / 2).max(1)
     }
@@ -352,8 +355,8 @@ impl Front {
         Arc::new(Self { paths: paths(&services), services, limits, timeouts, public_url, shared })
     }
 
-    /// A copy for another thread, with paths of its own: otherwise requests on different threads would
-    /// contend for the reference counts.
+    /// Returns a copy for another thread, with paths of its own: otherwise requests on different threads
+    /// would contend for the reference counts.
     fn copy(&self) -> Self {
         let (services, public_url) = (self.services.clone(), self.public_url.clone());
         Self {
@@ -366,24 +369,25 @@ impl Front {
         }
     }
 
-    /// The route at a path ([`Front::position`]).
+    /// Returns the route at a path ([`Front::route_index`]).
     fn service(&self, path: &str) -> Option<&Arc<dyn RouteService>> {
         Some(&self.services[self.position(path)?])
     }
 
-    /// Position of a route: the one of this path, else the one whose path differs by a trailing slash.
+    /// Returns the index of the route with this path, or else of the route whose path differs by a trailing
+    /// slash.
     fn position(&self, path: &str) -> Option<usize> {
         let exactly = self.services.iter().position(|service| &*service.route().path == path);
         exactly.or_else(|| self.services.iter().position(|it| is_same_path(&it.route().path, path)))
     }
 
-    /// The paths served, for error messages.
+    /// Returns the paths of all routes, for error messages.
     fn paths(&self) -> String {
         self.paths.join(", ")
     }
 }
 
-/// The path of each service, as a new allocation each time.
+/// Returns the path of each service, in a new allocation each time.
 fn paths(services: &[Arc<dyn RouteService>]) -> Vec<Arc<str>> {
     services.iter().map(|service| Arc::from(&*service.route().path)).collect()
 }

@@ -16,15 +16,16 @@ use bytes::Bytes;
 use http::request::Parts;
 use std::{sync::Arc, time::Instant};
 
-/// A call in progress.
+/// A call in progress, with what its response needs.
 pub(super) struct DispatchedCall {
     pub(super) id: RequestId,
     pub(super) items: ReplyStream,
     pub(super) keep_alive: KeepAlive,
+    /// Replaces the server's address in challenges for credentials.
     pub(super) address: PublicAddress,
 }
 
-/// Hands a call to the route's service.
+/// Hands a call to the route's service, and begins its span and access log entry.
 pub(super) fn dispatch(
     front: &Front,
     service: &dyn RouteService,
@@ -59,7 +60,8 @@ pub(super) fn dispatch(
     }
 }
 
-/// Keep-alive messages of a waiting call. A client that can get a task reads progress there.
+/// Selects the keep-alive messages of a waiting call. A client that declares tasks gets no progress
+/// notifications here, because it will read progress from its task.
 fn keep_alive(route: &Route, call: &Call, caller: &Caller, began: Instant) -> KeepAlive {
     if !call.method.can_request_input() {
         return KeepAlive::comments_only(route.wait_policy.comment_after, began);

@@ -13,8 +13,8 @@ use http::{
 /// How long a browser may cache a preflight response, in seconds: two hours, the most any browser honours.
 const PREFLIGHT_AGE: HeaderValue = HeaderValue::from_static("7200");
 
-/// Answers a preflight request. The access layer has checked the origin, and adds its headers to the
-/// response.
+/// Answers a preflight request for a path that serves `methods`. The access layer has checked the origin, and
+/// adds its headers to the response.
 pub(super) fn preflight<B>(
     request: &Request<B>,
     method: &'static str,

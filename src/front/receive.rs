@@ -17,7 +17,7 @@ use std::{
 };
 use tokio::time::timeout;
 
-/// Bytes of a body that are reserved by its announced length alone, at most.
+/// Most bytes that are reserved for a body by its announced length alone, before they have arrived.
 const TRUSTED_LENGTH: u64 = 64 << 10;
 
 /// A body of at most this many bytes may also use the last eighth of the memory for bodies, so that a few
@@ -44,16 +44,17 @@ struct ReservedBody {
     _reserved: MemoryReservation,
 }
 
-/// Receives the whole body, of at most `limit` bytes, within `within`, into memory of its own. It counts
-/// towards [`ClientLimits::body_memory`](super::ClientLimits::body_memory) from its first byte until the last
-/// slice of it is dropped: a call may take hours. The value of `waits` is held while the body is incomplete.
+/// Receives the whole body, of at most `limit` bytes, within `time_limit`, into memory of its own. The body
+/// counts towards [`ClientLimits::body_memory`](super::ClientLimits::body_memory) from its first byte until
+/// the last slice of it is dropped: a call may take hours. The value that `begin_wait` returns is held while
+/// the body is incomplete.
 ///
 /// The copy is deliberate. hyper returns slices of the connection's read buffer, and a call takes as long as
 /// its server: without the copy each waiting call would keep a second buffer of 8 KiB or more, to save
 /// copying a few hundred bytes.
 ///
 /// # Errors
-/// [`RefusalReason::TooLarge`], as soon as that is known; [`RefusalReason::TooSlow`];
+/// [`RefusalReason::TooLarge`], as soon as the length is known; [`RefusalReason::TooSlow`];
 /// [`RefusalReason::Broken`]; [`RefusalReason::NoMemory`].
 pub(super) async fn receive<B: Body<Data = Bytes>, G>(
     memory: &Arc<BodyMemory>,
@@ -92,7 +93,7 @@ async fn collect<B: Body<Data = Bytes>>(
         }
         if length > whole.capacity() {
             let room = next_capacity(whole.capacity(), length, expected);
-            // Reserve before the allocation. An announced length alone reserves at most `TRUSTED_LENGTH`.
+            // Reserve before the allocation. An announced length alone reserves at most `MAX_TRUSTED_LENGTH`.
             reserved.grow(room)?;
             whole.reserve_exact(room - whole.len());
         }
@@ -108,8 +109,8 @@ async fn collect<B: Body<Data = Bytes>>(
     Ok(Bytes::from_owner(ReservedBody { bytes: whole, _reserved: reserved }))
 }
 
-/// Capacity for `length` bytes in few steps: the announced length where that is trusted, else twice the
-/// current capacity, and never more than announced.
+/// Returns the next capacity for `length` bytes, so that few steps are needed: the announced length where
+/// that is trusted, else twice the current capacity, and never more than announced.
 fn next_capacity(before: usize, length: usize, expected: usize) -> usize {
     let trusted = expected.min(TRUSTED_LENGTH as usize);
     let next = trusted.max(before.saturating_mul(2));
@@ -121,7 +122,7 @@ fn next_capacity(before: usize, length: usize, expected: usize) -> usize {
 // === impl BodyMemory ===
 
 impl BodyMemory {
-    /// `limit` is in bytes.
+    /// Creates a memory of `limit` bytes.
     pub(super) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit: AtomicUsize::new(limit), taken: AtomicUsize::new(0) })
     }
@@ -135,7 +136,7 @@ impl BodyMemory {
 // === impl MemoryReservation ===
 
 impl MemoryReservation {
-    /// Grows the reservation to `to` bytes.
+    /// Grows the reservation to this many bytes, if the memory has room.
     fn grow(&mut self, to: usize) -> Result<(), RefusalReason> {
         let limit = self.memory.limit.load(Ordering::Relaxed);
         let most = if to > SMALL_BODY { limit - limit / 8 } else { limit };
@@ -149,7 +150,7 @@ impl MemoryReservation {
         Ok(())
     }
 
-    /// Shrinks the reservation to `to` bytes.
+    /// Shrinks the reservation to this many bytes.
     fn shrink(&mut self, to: usize) {
         self.memory.taken.fetch_sub(self.bytes - to, Ordering::Relaxed);
         Limit::BodyMemory.add_used(-signed(self.bytes - to));

@@ -30,21 +30,24 @@ pub(super) struct RefusedStreamCounter<S> {
 /// Scanner of outgoing frames, which reads only their beginnings (RFC 9113, 4.1).
 #[derive(Default)]
 struct FrameScanner {
-    /// The scanned bytes of a frame's head, followed by its error code, or by the beginning of its fields.
+    /// The scanned bytes: a frame's head, followed by its error code or by the beginning of its fields.
     head: [u8; CODE.1],
+    /// Number of valid bytes in `head`.
     filled: usize,
     /// Bytes of the frame that are still to be skipped.
     left: usize,
 }
 
-/// Bytes of a frame's head.
+/// Length of a frame's head in bytes (RFC 9113, 4.1).
 const HEAD: usize = 9;
-/// Range of a reset's error code.
+/// Range of the error code in a RST_STREAM frame.
 const CODE: (usize, usize) = (HEAD, HEAD + 4);
-/// The type of a HEADERS frame, and its END_STREAM flag (6.2).
+/// The type of a HEADERS frame (6.2).
 const HEADERS: u8 = 1;
+/// The END_STREAM flag of a HEADERS frame (6.2).
 const END_STREAM: u8 = 1;
-/// Bytes of a field up to its length, where its name is in the static table (RFC 7541, 6).
+/// Bytes of a header field up to and including the length of its value, if its name is in the static table
+/// (RFC 7541, 6).
 const FIELD: usize = 2;
 /// The type of a RST_STREAM frame (6.4).
 const RST_STREAM: u8 = 3;
@@ -124,7 +127,7 @@ impl FrameScanner {
         }
     }
 
-    /// Bytes of a frame that must be read; more once its type is known.
+    /// Returns how many bytes of the frame must be read; more once its type is known.
     fn needed(&self) -> usize {
         match self.head[3] {
             _ if self.filled < HEAD => HEAD,
@@ -134,12 +137,12 @@ impl FrameScanner {
         }
     }
 
-    /// Bytes of a frame after its head.
+    /// Returns the length of the frame after its head, in bytes.
     fn length(&self) -> usize {
         self.head[..3].iter().fold(0, |length, byte| length << 8 | usize::from(*byte))
     }
 
-    /// Handles a frame, once enough of it is read.
+    /// Counts the frame if it refuses a stream or a head, once enough of it is read.
     fn on_frame(&mut self, client: Option<IpAddr>) {
         match self.head[3] {
             RST_STREAM if self.head[CODE.0..] == REFUSED_STREAM => Limit::Streams.record_hit(),

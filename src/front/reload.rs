@@ -19,7 +19,8 @@ use tokio_rustls::TlsAcceptor;
 
 /// A front that can apply another configuration.
 pub trait FrontReload: Send + Sync {
-    /// Prepares another configuration. Nothing changes before it is [applied](PreparedReload::apply).
+    /// Prepares another configuration: reads its certificates and binds its new addresses. Nothing else
+    /// changes before it is [applied](PreparedReload::apply).
     ///
     /// # Errors
     /// [`Error`] names the address or the file that is at fault.
@@ -30,7 +31,7 @@ pub trait FrontReload: Send + Sync {
     ) -> Result<PreparedReload<'_>, Error>;
 }
 
-/// A prepared configuration.
+/// A configuration that has been checked and can be applied; dropping it changes nothing.
 pub struct PreparedReload<'a> {
     /// The actual addresses, in the order of the configuration.
     pub addresses: Vec<SocketAddr>,
@@ -40,10 +41,12 @@ pub struct PreparedReload<'a> {
 /// Applies configurations to a front with stacks of this type.
 pub(super) struct ReloadHandle<S, F> {
     pub(super) generations: SwapCell<StackGeneration<S>>,
-    /// Builds a stack.
+    /// Builds the stack of layers.
     pub(super) stack: F,
     pub(super) shared: Arc<SharedState>,
+    /// The addresses of the open sockets.
     pub(super) listening: Mutex<Vec<ListenAddress>>,
+    /// Changes of the sockets, for the task that accepts connections.
     pub(super) updates: mpsc::UnboundedSender<ListenerUpdate>,
     pub(super) net: Network,
 }
@@ -103,12 +106,12 @@ impl<S: FrontStack, F: Fn(&Arc<Front>, &Config) -> S + Send + Sync> FrontReload 
     }
 }
 
-/// The TLS acceptor of a configuration, if it has certificates.
+/// Builds the TLS acceptor of a configuration, if it has certificates.
 pub(super) fn acceptor(config: &Config) -> Result<Option<TlsAcceptor>, Error> {
     Ok(config.tls.as_ref().map(|paths| tls::acceptor(paths, &PROTOCOLS)).transpose()?)
 }
 
-/// The actual addresses, in the order of the configured ones.
+/// Sorts the addresses by the order of the configured ones.
 fn in_order(wanted: &[SocketAddr], listening: impl Iterator<Item = ListenAddress>) -> Vec<ListenAddress> {
     let mut listening: Vec<_> = listening.collect();
     listening.sort_by_key(|one| wanted.iter().position(|wanted| *wanted == one.wanted));

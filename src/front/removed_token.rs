@@ -19,7 +19,7 @@ use std::future::pending;
 /// when tokens are configured.
 pub(super) type TokenRemoval = BoxFuture<'static, ()>;
 
-/// Watches the token of the request of this entry.
+/// Returns a future that resolves when the token of the request is removed.
 pub(super) fn removal(shared: &SharedState, line: &AccessEntry) -> TokenRemoval {
     let (mut tokens, shown) = (shared.tokens.subscribe(), line.shown_token().cloned());
     async move {
@@ -31,7 +31,7 @@ pub(super) fn removal(shared: &SharedState, line: &AccessEntry) -> TokenRemoval 
     .boxed()
 }
 
-/// The messages of a `subscriptions/listen` stream, ended by an error if its token is removed.
+/// Returns the messages of a `subscriptions/listen` stream, which ends with an error if its token is removed.
 pub(super) fn end_listening(mut removal: TokenRemoval, mut items: ReplyStream, id: RequestId) -> ReplyStream {
     async_stream::stream! {
         loop {
@@ -55,7 +55,8 @@ pub(super) fn end_listening(mut removal: TokenRemoval, mut items: ReplyStream, i
     .boxed()
 }
 
-/// The response to a GET. Its stream ends if the token is removed, and the client's next request gets 401.
+/// Returns the response to a GET, whose stream ends if the token is removed. The client's next request then
+/// gets 401.
 pub(super) async fn end_stream(
     mut removal: TokenRemoval,
     passing: BoxFuture<'static, LegacyResponse>,
@@ -108,7 +109,7 @@ fn refused(id: &RequestId) -> CallReply {
     }
 }
 
-/// The response to a GET whose stream has not begun.
+/// Builds the response to a GET whose stream has not begun.
 fn unauthorized() -> LegacyResponse {
     let error = error();
     let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

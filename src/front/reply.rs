@@ -9,8 +9,8 @@
 //!
 //! The body polls the call's items in place: no task, no channel, and a slow reader slows the call down. If a
 //! client disconnects, hyper drops the future or the body, and the items with it. (If another request has
-//! begun on the same HTTP/1 connection, hyper does not notice a disconnect; then the first comment that
-//! cannot be written does.)
+//! begun on the same HTTP/1 connection, hyper does not notice a disconnect until a comment cannot be
+//! written.)
 //!
 //! # When a task handle, or the end of a task, is delivered
 //!
@@ -45,8 +45,9 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// What the response to one call needs.
+/// What the response to a call needs beside its items.
 pub(super) struct ResponseContext {
+    /// JSON-RPC id of the call, for errors of the proxy.
     pub(super) id: RequestId,
     pub(super) line: AccessEntry,
     pub(super) keep_alive: KeepAlive,
@@ -70,7 +71,7 @@ enum BodyKind {
     Passed(Option<BodyStream>),
 }
 
-/// The server's response was cut off, and so is the relayed one.
+/// Error of a relayed body: the server's response was cut off, so hyper cuts off the relayed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the server's response was cut off")]
 pub(super) struct ResponseTruncated;
@@ -79,18 +80,20 @@ pub(super) struct ResponseTruncated;
 struct EventStream {
     /// `None` after the last item.
     items: Option<ReplyStream>,
-    /// The first event of the stream.
+    /// The event that made the response a stream; `None` once sent.
     first: Option<BodyChunk>,
     keep_alive: KeepAlive,
     id: RequestId,
 }
 
-/// One frame of a body.
+/// One frame of a body: an event, or plain bytes.
 pub(super) struct BodyChunk {
+    /// Bytes in front of the message: `data: ` for an event.
     before: &'static [u8],
     message: Bytes,
+    /// Bytes behind the message: the empty line that ends an event.
     after: &'static [u8],
-    /// Given to the connection when the last byte is consumed.
+    /// Commit of a task handle, given to the connection when the last byte is consumed.
     commit: Option<(DeliveryCommit, Arc<ClientConnection>)>,
 }
 
@@ -137,7 +140,7 @@ pub(super) async fn respond(mut items: ReplyStream, answering: ResponseContext) 
     response
 }
 
-/// An error response for a call without any item yet.
+/// Builds an error response for a call that has no item yet.
 fn failed(
     id: &RequestId,
     status: StatusCode,
@@ -149,7 +152,7 @@ fn failed(
     responses::json(status, modern::error_response(Some(id), error), account, line)
 }
 
-/// The next event for the client.
+/// The next event of a waiting call.
 enum NextEvent {
     Item(ReplyItem),
     /// The call has ended without a reply.
@@ -178,11 +181,13 @@ fn poll_next(
 // === impl FrontBody ===
 
 impl FrontBody {
+    /// Creates a body without bytes.
     pub(super) fn empty(line: AccessEntry) -> Self {
         Self { kind: BodyKind::Empty, line }
     }
 
-    /// A body of one message. `account` is recorded once hyper takes it.
+    /// Creates a body of one message. The summary is recorded in the entry once hyper takes the message, and
+    /// `commit` is confirmed once the client's socket has taken it.
     pub(super) fn whole(
         message: Bytes,
         commit: Option<(DeliveryCommit, Arc<ClientConnection>)>,
@@ -194,7 +199,7 @@ impl FrontBody {
         Self { kind: BodyKind::Whole(Some((chunk, account))), line }
     }
 
-    /// A body of a server's relayed messages.
+    /// Creates a body of a server's relayed messages.
     pub(super) fn relayed(pieces: BodyStream, line: AccessEntry) -> Self {
         Self { kind: BodyKind::Passed(Some(pieces)), line }
     }
@@ -236,13 +241,13 @@ impl HttpBody for FrontBody {
             BodyKind::Whole(whole) => {
                 SizeHint::with_exact(whole.as_ref().map_or(0, |(chunk, _)| chunk.remaining() as u64))
             }
-            // The length is in the headers, where the server gave one.
+            // The length of a relayed body is in the headers, where the server gave one.
             BodyKind::Events(_) | BodyKind::Passed(_) => SizeHint::default(),
         }
     }
 }
 
-/// The next piece of a relayed response.
+/// Returns the next piece of a relayed response; `None` after the last.
 fn poll_piece(
     pieces: &mut Option<BodyStream>,
     line: &mut AccessEntry,
@@ -310,7 +315,7 @@ impl EventStream {
 // === impl BodyChunk ===
 
 impl BodyChunk {
-    /// A message as an event: a single `data:` line. `message` has no line break.
+    /// Creates the event of a message: a single `data:` line. `message` has no line break.
     fn event(message: Bytes, commit: Option<(DeliveryCommit, Arc<ClientConnection>)>) -> Self {
         Self { before: b"data: ", message, after: b"\n\n", commit }
     }

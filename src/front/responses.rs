@@ -22,7 +22,7 @@ use http::{
 };
 use std::time::Duration;
 
-/// Why the front refuses a request, in the words that its client gets.
+/// Reason to refuse a request; the text is the error message that its client gets.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RefusalReason {
     /// The head violates HTTP.
@@ -30,20 +30,20 @@ pub(super) enum RefusalReason {
     Head(HeadError),
     #[error("the content coding `{coding}` is not supported; send the body without `Content-Encoding`")]
     ContentCoding { coding: String },
-    /// `Host` or `Origin`.
+    /// The access check refuses `Host` or `Origin`.
     #[error(transparent)]
     Access(AccessDenial),
-    /// No token, or an unknown one.
+    /// The request has no token, or an unknown one.
     #[error(transparent)]
     Unauthenticated(TokenError),
-    /// OAuth metadata, while clients need a token of `access.tokens`.
+    /// The request is for OAuth metadata, while clients need a token of `access.tokens`.
     #[error(
         "nothing is served at `{path}`: clients use tokens from the operator (access.tokens), which no authorization server issues"
     )]
     NoMetadata { path: String },
     #[error("nothing is served at `{path}`; served here: {served}")]
     Path { path: String, served: String },
-    /// The path is served, but by `allow` only.
+    /// The path serves only the methods of `allow`.
     #[error(
         "{method} is not allowed here, only {allow}; {} uses POST alone, and GET and DELETE belong to sessions of legacy revisions",
         Revision::V2026_07_28
@@ -85,16 +85,17 @@ pub(super) enum RefusalReason {
     SignIn(CallError),
 }
 
-/// An error response.
+/// The parts of an error response.
 struct RefusalResponse {
     status: StatusCode,
     id: Option<RequestId>,
     error: ErrorObject,
+    /// Who is at fault, for the access log.
     fault: ErrorOrigin,
     header: Option<(http::HeaderName, HeaderValue)>,
 }
 
-/// The response for a refusal.
+/// Builds the error response for a refusal, and records the refusal in the access log entry and the metrics.
 pub(super) fn refuse(refusal: RefusalReason, line: AccessEntry) -> Response<FrontBody> {
     let RefusalResponse { status, id, error, fault, header } = refusal.into_response();
     let body = modern::error_response(id.as_ref(), &error);
@@ -104,8 +105,8 @@ pub(super) fn refuse(refusal: RefusalReason, line: AccessEntry) -> Response<Fron
     response
 }
 
-/// Refuses what a legacy client sent: by the ids of its requests, if there are any. Some clients show their
-/// callers no HTTP error.
+/// Refuses a legacy client's POST: with an error response for the id of each request, if there is any,
+/// because some clients do not show HTTP errors to their callers.
 pub(super) fn refuse_post(
     refusal: RefusalReason,
     post: &LegacyPost,
@@ -131,7 +132,7 @@ pub(super) fn refuse_session(post: &LegacyPost, mut line: AccessEntry) -> Respon
     json(status, legacy::error_responses(&post.request_ids(), &error), account, line)
 }
 
-/// A JSON body with its status.
+/// Builds a response with a JSON body. The summary is recorded in the entry once hyper takes the body.
 pub(super) fn json(
     status: StatusCode,
     body: Bytes,
@@ -145,7 +146,7 @@ pub(super) fn json(
     response
 }
 
-/// A status and headers without a body.
+/// Builds a response without a body, and completes the entry.
 pub(super) fn empty(status: StatusCode, headers: HeaderMap, mut line: AccessEntry) -> Response<FrontBody> {
     line.set_status(status);
     line.complete(AccessSummary::default());
@@ -158,7 +159,7 @@ pub(super) fn empty(status: StatusCode, headers: HeaderMap, mut line: AccessEntr
 // === impl RefusalReason ===
 
 impl RefusalReason {
-    /// The limit of the configuration that was exceeded.
+    /// Returns the configured limit that was exceeded, if any.
     fn limit(&self) -> Option<Limit> {
         match self {
             Self::TooLarge { .. } => Some(Limit::BodyBytes),
@@ -192,7 +193,7 @@ impl RefusalReason {
         let of = |status, code, fault| RefusalResponse::of(status, ErrorObject::new(code, &message), fault);
         let invalid = |status| of(status, code::INVALID_REQUEST, ErrorOrigin::Client);
         match self {
-            // The next bytes on the connection may not be a request.
+            // The connection is closed, because its next bytes may not be a request.
             Self::Head(why) => invalid(why.status()).with(CONNECTION, HeaderValue::from_static("close")),
             Self::ContentCoding { .. } => invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE)
                 .with(ACCEPT_ENCODING, HeaderValue::from_static("identity")),
@@ -226,12 +227,12 @@ impl RefusalReason {
     }
 }
 
-/// The error for a call that ended without a reply. A fault of the proxy.
+/// Returns the error for a call that ended without a reply, which is a fault of the proxy.
 pub(super) fn no_response_error() -> ErrorObject {
     ErrorObject::new(code::INTERNAL_ERROR, "the call ended without a response; whether it ran is unknown")
 }
 
-/// The refusal for a document beside the MCP endpoint that could not be fetched.
+/// Builds the refusal for a metadata or sign-in document that could not be fetched from the server's origin.
 fn metadata_refusal(lost: CallError, message: &str) -> RefusalResponse {
     // No call was made, so no outcome is unknown.
     let code = match lost.code() {

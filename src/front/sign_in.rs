@@ -42,10 +42,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Paths of the documents: before the path of the issuer, or alone.
+/// Path prefixes of authorization-server metadata: alone, or before the path of the issuer.
 const DOCUMENTS: [&str; 2] = [OAUTH, OPENID];
+/// Path of OAuth authorization-server metadata (RFC 8414, 3).
 const OAUTH: &str = "/.well-known/oauth-authorization-server";
-/// Also after the path of the issuer (OpenID Connect Discovery 1.0, 4).
+/// Path of OpenID Connect metadata, also used after the path of the issuer (OpenID Connect Discovery 1.0, 4).
 const OPENID: &str = "/.well-known/openid-configuration";
 
 /// The members of a document that name an endpoint (RFC 8414, 2, and its registry).
@@ -66,43 +67,45 @@ const ENDPOINTS: [&str; 12] = [
 
 /// Least time between two fetches of an origin's documents to find an endpoint.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
-/// Timeout of such a fetch.
+/// Time limit of one fetch of all documents to find an endpoint.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of a request to an endpoint.
+/// Largest body of a request to an endpoint, in bytes.
 const MAX_BODY: usize = 1 << 20;
 
 /// A route whose clients can sign in at its server's origin.
 struct RouteIssuer<'a> {
     service: &'a Arc<dyn RouteService>,
+    /// URL of the server's MCP endpoint.
     url: &'a Uri,
-    /// `scheme://host:port`, normalized.
+    /// The server's origin, normalized: `scheme://host:port`.
     origin: String,
-    /// Prefix of its endpoints' paths at the proxy's address: empty where all routes have one origin.
+    /// Prefix of the endpoints' paths at the proxy's address: empty if all routes have one origin.
     prefix: &'a str,
 }
 
-/// Purpose of a request.
+/// What a request is for.
 enum SignInTarget<'a> {
-    /// A document, at the first of these paths that has one.
+    /// A metadata document, at the first of these paths of the origin that has one.
     Document(RouteIssuer<'a>, Vec<String>),
-    /// A path of the origin, which may be that of an endpoint.
+    /// A path of the origin, which may or may not be that of an endpoint.
     Endpoint(RouteIssuer<'a>, String),
 }
 
-/// Whether a path is that of one of the documents.
+/// Whether a path is that of an authorization-server metadata document.
 pub(super) fn is_document(path: &str) -> bool {
     let before = DOCUMENTS.iter().filter_map(|document| path.strip_prefix(document));
     before.into_iter().any(|rest| rest.is_empty() || rest.starts_with('/')) || path.ends_with(OPENID)
 }
 
-/// Whether clients of this front could sign in at an origin.
+/// Whether the proxy forwards sign-in for a request: it needed no token of the proxy, and the server of some
+/// route has an origin to sign in at.
 pub(super) fn is_available(front: &Front, line: &AccessEntry) -> bool {
     line.token().is_none() && !issuers(front).is_empty()
 }
 
-/// Answers a request for no route, if it is for a document or an endpoint.
+/// Answers a request that belongs to no route, if it is for a document or an endpoint.
 ///
-/// Boxed: it is rare, and should not make the future of every call larger.
+/// The future is boxed: it is rare, and should not enlarge that of every call.
 pub(super) fn serve<B>(front: Arc<Front>, incoming: IncomingRequest<B>) -> BoxFuture<'static, ResponseResult>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
@@ -166,7 +169,7 @@ where
     }
 }
 
-/// The purpose of a request, as far as its path shows.
+/// Returns what a request is for, as far as its path shows; `None` if for nothing that is forwarded.
 fn target<'a>(front: &'a Front, path: &str) -> Option<SignInTarget<'a>> {
     if has_dot_segments(path) {
         return None;
@@ -201,7 +204,7 @@ fn target<'a>(front: &'a Front, path: &str) -> Option<SignInTarget<'a>> {
     Some(SignInTarget::Endpoint(issuer, rest))
 }
 
-/// The routes with a server at a URL that gets the `Authorization` of clients.
+/// Returns the routes whose server has a URL and gets the `Authorization` of clients.
 fn issuers(front: &Front) -> Vec<RouteIssuer<'_>> {
     let at_urls = front.services.iter().filter(|service| service.passes_authorization());
     let at_urls = at_urls.filter_map(|service| {
@@ -216,8 +219,8 @@ fn issuers(front: &Front) -> Vec<RouteIssuer<'_>> {
     issuers
 }
 
-/// The paths served, for error messages: where the routes have several origins, a document belongs to one of
-/// them.
+/// Returns the served paths, for error messages: a document belongs to one route each, where the routes have
+/// several origins.
 fn served_paths(front: &Front, path: &str) -> String {
     let issuers = issuers(front);
     match DOCUMENTS.iter().find(|document| path.starts_with(**document)) {
@@ -229,7 +232,8 @@ fn served_paths(front: &Front, path: &str) -> String {
     }
 }
 
-/// Fetches a document from the first of these paths that has one, and sets the proxy's address in it.
+/// Fetches a document from the first of these paths that has one, and replaces the server's address by the
+/// proxy's.
 async fn fetch_document(
     front: &Front,
     issuer: &RouteIssuer<'_>,
@@ -290,18 +294,18 @@ fn relay(document: OriginResponse, mut line: AccessEntry) -> Response<FrontBody>
 // === impl RouteIssuer ===
 
 impl RouteIssuer<'_> {
-    /// The issuer's path at the proxy's address.
+    /// Returns the issuer's path at the proxy's address.
     fn path(&self) -> &str {
         &self.service.route().path
     }
 
-    /// The rest of a URL after the origin, if that is the server's own.
+    /// Returns the rest of a URL after its origin, if that is the server's own.
     fn strip_own_origin<'t>(&self, url: &'t str) -> Option<&'t str> {
         let (origin, rest) = split_origin(url)?;
         (origin_of(&origin.parse().ok()?)? == self.origin).then_some(rest)
     }
 
-    /// The document with the proxy's address in place of the server's origin.
+    /// Returns the document with the proxy's address in place of the server's origin.
     fn rewrite_document(&self, body: Bytes, address: &PublicAddress) -> Bytes {
         let Ok(object) = JsonObject::read(&body) else { return body };
         let mut edit = ObjectEdit::new(&object);
@@ -323,8 +327,8 @@ impl RouteIssuer<'_> {
         if edit.is_empty() { body } else { edit.apply() }
     }
 
-    /// The target of an endpoint's redirect: at the proxy's address if that is an endpoint too, otherwise at
-    /// the server.
+    /// Returns the new target of an endpoint's redirect: at the proxy's address if it is an endpoint too,
+    /// otherwise at the server. `None` if `Location` stays as it is.
     fn rewrite_location(
         &self,
         endpoint: &str,
@@ -334,7 +338,7 @@ impl RouteIssuer<'_> {
     ) -> Option<String> {
         let relative = match split_origin(location) {
             Some(_) => None,
-            // A URL with another host and the same scheme.
+            // A URL that starts with `//` names another host.
             None if location.starts_with("//") => return None,
             None if location.starts_with('/') => Some(location.to_owned()),
             None => {
@@ -354,8 +358,8 @@ impl RouteIssuer<'_> {
     }
 }
 
-/// Whether this is the path of an endpoint. Fetches the documents if that is not known: the client may have
-/// them from another process.
+/// Whether this is the path of an endpoint. Fetches the documents if the path is unknown, because the client
+/// may have got them from another process.
 async fn is_endpoint(
     endpoints: &KnownEndpoints,
     issuer: &RouteIssuer<'_>,
@@ -384,7 +388,7 @@ async fn is_endpoint(
             }
         }
     };
-    // Endpoints that were not found in time are looked up again.
+    // After a timeout, unknown endpoints are looked up again at a later request.
     let _ = tokio::time::timeout(LOOKUP_TIMEOUT, look).await;
     *looked = Some(clock.now());
     known.has(path, began)
@@ -401,7 +405,7 @@ fn record_endpoints(known: &OriginEndpoints, issuer: &RouteIssuer<'_>, document:
     known.insert(paths.filter(is_endpoint), now);
 }
 
-/// `scheme://host:port`, with a lower-case host and an explicit port.
+/// Returns the origin of a URL as `scheme://host:port`, with a lower-case host and an explicit port.
 fn origin_of(url: &Uri) -> Option<String> {
     let scheme = url.scheme_str()?;
     let port = url.port_u16().or(match scheme {
@@ -412,7 +416,7 @@ fn origin_of(url: &Uri) -> Option<String> {
     Some(format!("{scheme}://{}:{port}", url.host()?.to_ascii_lowercase()))
 }
 
-/// A URL's scheme and authority, and the rest. `None` for a relative URL.
+/// Splits a URL into scheme with authority, and the rest. `None` for a relative URL.
 fn split_origin(url: &str) -> Option<(&str, &str)> {
     let authority = url.find("://")? + 3;
     let is_scheme =

@@ -23,9 +23,9 @@ use hyper::{body::Incoming, service::Service};
 use std::{convert::Infallible, future::Future, sync::Arc};
 use tokio::sync::{Semaphore, mpsc, watch};
 
-/// Listens on `net`, and serves `services` until `stopping` is signalled; once `leaving` is signalled, each
-/// response is the last of its connection, and new connections are still accepted. Must be called within a
-/// runtime. Once it returns, connections are accepted.
+/// Listens on `net`, and serves `services` until `stopping` is signalled; once `drain_notice` is signalled,
+/// each response is the last of its connection, and new connections are still accepted. Must be called within
+/// a runtime. Once it returns, connections are accepted.
 ///
 /// # Errors
 /// [`Error`] names the address or the file that is at fault.
@@ -90,23 +90,24 @@ where
     }
 }
 
-/// Builds the stack. No layer queues requests: each refuses what exceeds its limit, because a request's head
-/// is in memory by then, so waiting would save nothing. No layer boxes futures; only the access log entry and
-/// the items of a request are boxed.
+/// Builds the stack of layers. No layer queues requests: each refuses what exceeds its limit, because a
+/// request's head is in memory by then, so waiting would save nothing. No layer boxes futures; only the
+/// access log entry and the items of a request are boxed.
 fn stack(front: &Arc<Front>, config: &Config) -> impl FrontStack + use<> {
-    // Reads bodies within their limits, and determines the route and the principal.
+    // The innermost service reads bodies within their limits, and determines the route and the principal.
     let (places, fronts) = (front.call_permits.clone(), PerThread::from_fn(|| Arc::new(front.copy())));
     let face = InnermostService(move |admitted| dispatch::serve(Arc::clone(fronts.local()), admitted));
-    // Before the body is read, so that the memory of bodies is bounded too.
+    // Load is shed before the body is read, so that the memory of bodies is bounded too.
     let shed = LoadShed::new(face, places, config.limits.calls);
-    // Before the request has a permit, and before its body is read: an unauthenticated client uses no
-    // resources of others.
+    // Tokens are checked before the request has a permit, and before its body is read: an unauthenticated
+    // client uses no resources of others.
     let tokens = TokenAuth::new(shed, config.tokens.clone());
-    // Before tokens: health checks have none.
+    // Health checks come before tokens, because they have none.
     let health = HealthChecks::new(tokens, config.health.clone(), Arc::clone(front));
-    // First, before any work for the request: a request that a foreign web page made a browser send must
-    // reach nothing. It also sets CORS headers on the responses of all inner layers, refusals included.
+    // Access is checked before any work for the request: a request that a foreign web page made a browser
+    // send must reach nothing. The layer also sets CORS headers on the responses of all inner layers,
+    // refusals included.
     let access = AccessLayer::new(health, config.access.clone());
-    // Around all others, so that refusals have the operator's headers, too.
+    // The headers of a route are set around all other layers, so that refusals have them, too.
     RouteHeaders::new(access, front)
 }

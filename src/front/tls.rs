@@ -17,11 +17,11 @@ use tokio_rustls::TlsAcceptor;
 pub struct TlsPaths {
     /// The certificate, followed by the chain to its root.
     pub cert: PathBuf,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key: PrivateKey,
 }
 
-/// Why TLS cannot be served.
+/// Error of a certificate or private key that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("cannot read certificates from {path} (tls.cert): {why}")]
@@ -46,7 +46,8 @@ impl TlsPaths {
     }
 }
 
-/// Reads the files, and offers these ALPN protocols, the preferred one first (RFC 7301).
+/// Reads the files, and builds a TLS acceptor that offers these ALPN protocols, the preferred one first (RFC
+/// 7301).
 ///
 /// # Errors
 /// [`TlsError`] names the file and what is wrong with it.

@@ -31,14 +31,15 @@ use tokio::{
 
 /// A socket whose peer must read pending bytes in time.
 ///
-/// It wraps the socket itself, beneath TLS, which buffers bytes before it sends them.
+/// The socket itself is wrapped, beneath TLS, which buffers bytes before it sends them.
 #[pin_project]
 pub struct WriteTimeoutStream<S> {
     #[pin]
     stream: S,
+    /// The configured `timeouts.write`.
     patience: Duration,
-    /// Deadline of a standstill. `None` while bytes move or none are pending, so that it costs a connection
-    /// no more than a pointer.
+    /// Timer of a standstill. `None` while bytes move or none are pending, so that the timer costs an active
+    /// connection no more than a pointer.
     overdue: Option<Pin<Box<Sleep>>>,
 }
 
@@ -47,7 +48,7 @@ pub struct WriteTimeoutStream<S> {
 pub(super) struct PortionedBody {
     #[pin]
     body: FrontBody,
-    /// The rest of the body's last frame; never empty.
+    /// The unsent rest of the body's last frame; never empty.
     rest: Option<BodyChunk>,
 }
 
@@ -76,13 +77,14 @@ enum BodyPoll {
 const PORTION: usize = 16 << 10;
 
 thread_local! {
-    /// Set by a body for the [`StreamTimeout`] within whose `poll` it is polled.
+    /// The result of the last poll of a body, set by the body for the [`StreamTimeout`] that polls it.
     static GOT: Cell<BodyPoll> = const { Cell::new(BodyPoll::NotPolled) };
 }
 
 // === impl WriteTimeoutStream ===
 
 impl<S> WriteTimeoutStream<S> {
+    /// Wraps a socket whose pending bytes may stand still for `write_timeout`.
     pub const fn new(stream: S, patience: Duration) -> Self {
         Self { stream, patience, overdue: None }
     }
@@ -94,7 +96,7 @@ impl<S: PeerSocket> PeerSocket for WriteTimeoutStream<S> {
     }
 }
 
-/// The result of a write, with the timeout of a standstill.
+/// Returns the result of a write, or the error `TimedOut` if it has been pending for `write_timeout`.
 fn check_write_timeout<T>(
     written: Poll<io::Result<T>>,
     patience: Duration,
@@ -206,7 +208,7 @@ impl<F> StreamTimeout<F> {
 impl<F: Future<Output = ()>> Future for StreamTimeout<F> {
     type Output = ();
 
-    /// Ready also at the timeout. The stream is dropped then, and hyper resets it.
+    /// The future is ready also at the timeout. The stream is dropped then, and hyper resets it.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
         GOT.set(BodyPoll::NotPolled);

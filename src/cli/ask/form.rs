@@ -17,6 +17,7 @@ use serde_json::value::RawValue;
 /// A field of a form.
 #[derive(Clone, Debug)]
 pub(super) struct FormField {
+    /// The name of the property, by which the response has the value.
     pub(super) key: String,
     title: Option<String>,
     pub(super) description: Option<String>,
@@ -28,15 +29,17 @@ pub(super) struct FormField {
     schema: Bytes,
 }
 
-/// How a value is typed.
+/// Type of a field, which determines how its value is typed and parsed.
 #[derive(Clone, Debug)]
 enum FieldKind {
     Text,
     Number,
     Boolean,
+    /// One of these choices.
     One(Vec<FieldChoice>),
+    /// Any number of these choices.
     Many(Vec<FieldChoice>),
-    /// A type that the specification does not define.
+    /// A type that the specification does not define; its value is typed as JSON.
     Json,
 }
 
@@ -49,7 +52,7 @@ struct FieldChoice {
     label: String,
 }
 
-/// The fields of an elicitation's `requestedSchema`, in its order.
+/// Returns the fields of an elicitation's `requestedSchema`, in its order; none without a schema.
 pub(super) fn fields(schema: Option<&Bytes>) -> Vec<FormField> {
     let Some(Ok(schema)) = schema.map(JsonObject::read) else { return Vec::new() };
     let required: Vec<String> = member(&schema, "required").unwrap_or_default();
@@ -59,7 +62,7 @@ pub(super) fn fields(schema: Option<&Bytes>) -> Vec<FormField> {
         .flat_map(JsonObject::members)
         .map(|(key, property)| (key.into_owned(), property))
         .collect();
-    // Required fields must be filled in even if they are not described.
+    // Required fields must be filled in even if the schema does not describe them.
     let undescribed = required.iter().filter(|key| members.iter().all(|(known, _)| known != *key));
     let undescribed: Vec<_> = undescribed.map(|key| (key.clone(), Bytes::from_static(b"{}"))).collect();
     let field = |(key, property): (String, Bytes)| {
@@ -69,7 +72,7 @@ pub(super) fn fields(schema: Option<&Bytes>) -> Vec<FormField> {
     members.into_iter().chain(undescribed).map(field).collect()
 }
 
-/// The content of a form as a JSON object.
+/// Builds the content of a form, as a JSON object, from keys and JSON values.
 pub(super) fn content<'a>(answers: impl IntoIterator<Item = (&'a str, &'a Bytes)>) -> String {
     let members: Vec<_> =
         answers.into_iter().map(|(key, answer)| format!("{}:{}", quoted(key), text(answer))).collect();
@@ -98,11 +101,12 @@ impl FormField {
         field
     }
 
+    /// Returns the title of the field, or its key if it has no title.
     pub(super) fn name(&self) -> &str {
         self.title.as_deref().unwrap_or(&self.key)
     }
 
-    /// A short description of valid input.
+    /// Returns a short description of valid input, for the prompt; may be empty.
     pub(super) fn hint(&self) -> String {
         let schema = JsonObject::read(&self.schema).ok();
         let mut parts = Vec::new();
@@ -149,7 +153,7 @@ impl FormField {
         }
     }
 
-    /// The choices as numbered lines.
+    /// Returns the choices as numbered lines; empty if the field has no choices.
     pub(super) fn menu(&self) -> Vec<String> {
         match &self.kind {
             FieldKind::One(choices) | FieldKind::Many(choices) => {
@@ -159,7 +163,7 @@ impl FormField {
         }
     }
 
-    /// The display form of a value.
+    /// Returns a JSON value as it is displayed: the label of a choice, `yes` or `no`, text without quotes.
     pub(super) fn shown(&self, value: &Bytes) -> String {
         let label = |value: &Bytes, choices: &[FieldChoice]| {
             choices
@@ -186,7 +190,7 @@ impl FormField {
     /// Parses a typed value into JSON.
     ///
     /// # Errors
-    /// What the value must be.
+    /// A text that says what the value must be, as in `must be a number`.
     pub(super) fn read(&self, typed: &str) -> Result<Bytes, String> {
         let value = match &self.kind {
             // An empty line means no value, so an empty text is typed as `""`.
@@ -206,7 +210,7 @@ impl FormField {
         Ok(value)
     }
 
-    /// Validates a value in a form with this field alone.
+    /// Validates a value by a form that has this field alone.
     fn check(&self, value: &Bytes) -> Result<(), String> {
         let (key, schema) = (quoted(&self.key), text(&self.schema));
         let params = format!(
@@ -241,7 +245,8 @@ impl FieldKind {
 // === impl FieldChoice ===
 
 impl FieldChoice {
-    /// The choices of a schema: `enum`, with `enumNames` of older servers, or constants with titles.
+    /// Reads the choices of a schema: `enum`, with `enumNames` of older servers, or constants with titles.
+    /// `None` if it has none.
     fn of(schema: &JsonObject) -> Option<Vec<Self>> {
         if let Some(values) = schema.get("enum").and_then(|raw| items(&raw)) {
             let names: Vec<String> = member(schema, "enumNames").unwrap_or_default();
@@ -279,7 +284,7 @@ fn choose_several(choices: &[FieldChoice], typed: &str) -> Result<Bytes, String>
     if typed == "none" && choose(choices, typed).is_err() {
         return Ok(Bytes::from_static(b"[]"));
     }
-    // The whole text first, because a value may contain a comma.
+    // The whole text is tried first, because a value may contain a comma.
     let mut chosen = match choose(choices, typed) {
         Ok(one) => vec![one],
         Err(_) => typed.split(',').map(|one| choose(choices, one)).collect::<Result<Vec<_>, _>>()?,
@@ -294,7 +299,7 @@ fn choose_several(choices: &[FieldChoice], typed: &str) -> Result<Bytes, String>
     Ok(format!("[{}]", chosen.join(",")).into())
 }
 
-/// A string without quotes, other JSON as is.
+/// Returns a JSON string without quotes, and any other JSON unchanged.
 fn label(raw: &Bytes) -> String {
     serde_json::from_slice(raw).unwrap_or_else(|_| text(raw).to_owned())
 }
@@ -307,7 +312,7 @@ fn quoted(text: &str) -> String {
     serde_json::to_string(text).expect("a text is JSON")
 }
 
-/// The typed text if it is JSON, with numbers unchanged.
+/// Returns the typed text if it is JSON, with numbers unchanged.
 fn json(typed: &str) -> Option<Bytes> {
     let raw: Box<RawValue> = serde_json::from_str(typed).ok()?;
     Some(raw.get().to_owned().into())

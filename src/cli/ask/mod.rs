@@ -2,7 +2,7 @@
 //!
 //! Options are used first. Other input requests are shown on standard error and answered on standard input,
 //! if both are terminals or `--ask` is set. The client declares only the capabilities for which it can
-//! respond, so that no request waits in vain.
+//! respond, so that a server sends no request that cannot be answered.
 //!
 //! [`InputResponder`] goes through the input requests, `prompt` asks the user, `form` parses form fields, and
 //! `terminal` reads lines.
@@ -64,18 +64,23 @@ enum AnswerOption {
 
 /// Responds to the input requests of one call.
 pub struct InputResponder {
-    /// Responses by key, each used once. A key may have several, for repeated requests.
+    /// Responses from `--answer`, by the key of their request. Each is used once; a key may have several, for
+    /// repeated requests.
     given: BTreeMap<String, VecDeque<AnswerOption>>,
+    /// Response to every sampling request (`--sampling`).
     sampling: Option<String>,
+    /// Response to every request of roots (`--root`); empty if not given.
     roots: Vec<String>,
+    /// The user, if input requests may be shown and answered on the terminal.
     person: Option<Terminal>,
-    /// The current directory as a root, if the user is at a terminal.
+    /// The current directory as a file URI, if the user is at a terminal: the default response to a request
+    /// of roots.
     current_dir: Option<String>,
-    /// The tool and the server, shown to the user.
+    /// Text that names the tool and the server, shown to the user.
     requester: String,
 }
 
-/// Why a call cannot continue.
+/// Error of input requests that cannot be answered, so that the call cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ResponderError {
     #[error("the server requests input, and no answers are available{}", list(.0))]
@@ -95,7 +100,7 @@ pub enum ResponderError {
 // === impl InputResponder ===
 
 impl InputResponder {
-    /// `who` names the tool and the server.
+    /// Creates a responder. `requester` names the tool and the server.
     pub fn new(args: AnswerArgs, who: String) -> Self {
         let at_terminal = || io::stdin().is_terminal() && printer::is_terminal();
         let asks = args.ask || (!args.no_ask && at_terminal());
@@ -113,7 +118,8 @@ impl InputResponder {
         Self { given, sampling: args.sampling, roots: args.roots, person, current_dir: None, requester: who }
     }
 
-    /// The capabilities to declare. A response given by key could be for any kind of request.
+    /// Returns the capabilities to declare: those for which there are responses, and tasks if `tasks`. A
+    /// response given by key could be for any kind of request.
     pub fn declared(&self, tasks: bool) -> ClientSupport {
         let anything = self.person.is_some() || !self.given.is_empty();
         ClientSupport {
@@ -124,10 +130,11 @@ impl InputResponder {
         }
     }
 
-    /// Responds to all input requests.
+    /// Returns the responses to all of these input requests, from the options or the user.
     ///
     /// # Errors
-    /// [`ResponderError`] if one of them has no response. The user is not asked if that is known beforehand.
+    /// [`ResponderError`] if a request has no valid response. The user is not asked if that is known
+    /// beforehand.
     pub async fn answer(&mut self, questions: &[RequestedInput]) -> Result<InputResponseMap, ResponderError> {
         let mut known = Vec::with_capacity(questions.len());
         for RequestedInput { key, method, request } in questions {
@@ -160,7 +167,7 @@ impl InputResponder {
         Ok(answers)
     }
 
-    /// The keys of responses that were not used.
+    /// Returns the keys of `--answer` options that were not used.
     pub fn unused(&self) -> impl Iterator<Item = &str> {
         self.given.iter().filter(|(_, answers)| !answers.is_empty()).map(|(key, _)| key.as_str())
     }
@@ -217,7 +224,7 @@ fn list(questions: &[RequestedInput]) -> String {
         + "\nanswer with `--answer KEY=JSON`, `--sampling` or `--root`, or on a terminal (`--ask`)"
 }
 
-/// Parses `KEY=JSON`.
+/// Parses `KEY=JSON`, the value of `--answer`.
 fn given(text: &str) -> Result<(String, AnswerOption), InvalidValue> {
     let hint = "write KEY=JSON, as in 'elicitation-1={\"name\":\"Ada\"}' or elicitation-1=decline";
     let Some((key, answer)) = text.split_once('=').filter(|(key, _)| !key.is_empty()) else {
@@ -251,7 +258,7 @@ fn root(text: &str) -> Result<String, InvalidValue> {
     }
 }
 
-/// A directory as file URI; `None` for a relative path.
+/// Returns a directory as a file URI; `None` for a relative path.
 fn file_uri(path: &Path) -> Option<String> {
     if !path.is_absolute() {
         return None;

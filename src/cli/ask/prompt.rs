@@ -1,6 +1,6 @@
 //! Asks the user to respond to an input request.
 //!
-//! The user can decline each of them. Elicitation has an action for that; for sampling and roots, the call is
+//! The user can decline each request. Elicitation has an action for that; for sampling and roots, the call is
 //! cancelled (2026-07-28, *Sampling, Error Handling*).
 
 use super::{
@@ -21,11 +21,14 @@ use http::Uri;
 use serde_json::{json, value::RawValue};
 use std::collections::BTreeMap;
 
+/// Input that leaves an optional field empty.
 const SKIP: &str = "/skip";
+/// Input that declines a request.
 const DECLINE: &str = "/decline";
+/// Input that cancels a form.
 const CANCEL: &str = "/cancel";
 
-/// An action on an elicitation.
+/// What the user does with a form.
 #[derive(Clone, Copy)]
 enum FormAction {
     Accept,
@@ -34,18 +37,18 @@ enum FormAction {
     Cancel,
 }
 
-/// The input for one field.
+/// What the user typed for a field.
 enum FieldInput {
     Value(Bytes),
     Omitted,
     Action(FormAction),
 }
 
-/// Asks the user for one response. `who` names the tool and the server; `here` is the current directory, if
-/// known.
+/// Asks the user for the response to one input request, and returns it as JSON. `requester` names the tool
+/// and the server; `current_dir` is the current directory as a file URI, if known.
 ///
 /// # Errors
-/// [`ResponderError`] if there is no response, and the call cannot continue.
+/// [`ResponderError`] if there is no response, so that the call cannot continue.
 pub(super) async fn ask(
     terminal: &mut Terminal,
     who: &str,
@@ -199,7 +202,7 @@ async fn confirm_visit(terminal: &mut Terminal, url: &str) -> Result<String, Inp
     Ok(without_content(choose(terminal, prompt, false).await?))
 }
 
-/// The host of a URL, and warnings about it.
+/// Returns lines with the host of a URL, and warnings about it.
 fn url_warnings(url: &str) -> Vec<String> {
     let Ok(uri) = url.parse::<Uri>() else {
         return vec!["Warning: this is not a valid URL.".to_owned()];
@@ -247,19 +250,19 @@ async fn ask_message(terminal: &mut Terminal, params: Option<&JsonObject>) -> Re
     Ok(message(&lines.join("\n")))
 }
 
-/// The typed text as the message of a model.
+/// Formats a text as the response to a sampling request, a message of a model.
 pub(super) fn message(text: &str) -> String {
     json!({
         "role": "assistant",
         "content": { "type": "text", "text": text },
-        // There is no model.
+        // The specification requires a name, although no model wrote the message.
         "model": "human",
         "stopReason": "endTurn",
     })
     .to_string()
 }
 
-/// The conversation of a sampling request, one line per message.
+/// Returns the conversation of a sampling request, one line per message.
 fn conversation_lines(params: &JsonObject) -> Vec<String> {
     let mut lines = Vec::new();
     lines.extend(params.string("systemPrompt").map(|prompt| format!("system: {prompt}")));
@@ -309,6 +312,7 @@ async fn ask_roots(terminal: &mut Terminal, here: Option<&str>) -> Result<String
     Ok(self::roots(&roots))
 }
 
+/// Formats the response to a request of roots.
 pub(super) fn roots(uris: &[String]) -> String {
     let roots: Vec<_> = uris.iter().map(|uri| json!({ "uri": uri })).collect();
     json!({ "roots": roots }).to_string()
@@ -325,7 +329,7 @@ mod tests {
         InputRequest::new(kind, Some(&Bytes::copy_from_slice(params.as_bytes())))
     }
 
-    /// The response when these lines are typed, and what was printed.
+    /// Returns the response when these lines are typed, and what was printed.
     async fn talk(question: &InputRequest, typed: &'static str) -> (Result<String, String>, String) {
         let screen = Screen::default();
         let mut terminal = Terminal::new(typed.as_bytes(), Printer::new(std::io::sink(), screen.clone()));

@@ -16,11 +16,12 @@ const MAX_LINE: u64 = 1 << 20;
 /// A separate thread reads lines on demand, because a blocked read would keep the runtime from ending after
 /// Ctrl-C.
 pub(super) struct Terminal {
+    /// Requests for one line each, with the sender for the line; `None` is sent at the end of the input.
     wanted: mpsc::Sender<oneshot::Sender<io::Result<Option<String>>>>,
     printer: Printer,
 }
 
-/// Why there is no further line.
+/// Reason why no further line can be read.
 #[derive(Debug, thiserror::Error)]
 pub enum InputClosed {
     #[error("standard input ended before every input request was answered")]
@@ -32,6 +33,7 @@ pub enum InputClosed {
 // === impl Terminal ===
 
 impl Terminal {
+    /// Starts the thread that reads `input`. Prompts are printed by `printer`.
     pub(super) fn new(mut input: impl BufRead + Send + 'static, printer: Printer) -> Self {
         let (wanted, requests) = mpsc::channel::<oneshot::Sender<_>>();
         // The thread ends with the process at the latest.
@@ -53,7 +55,7 @@ impl Terminal {
         self.printer.quote(text);
     }
 
-    /// Reads the next line, without its line break, after a prompt.
+    /// Prints a prompt, and reads the next line, without its line break.
     pub(super) async fn read(&mut self, prompt: &str) -> Result<String, InputClosed> {
         self.printer.prompt(prompt);
         let (request, answer) = oneshot::channel();

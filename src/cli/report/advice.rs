@@ -4,7 +4,7 @@ use crate::telemetry::metrics::LatencySnapshot;
 use serde::Serialize;
 use std::time::Duration;
 
-/// Candidate thresholds, in seconds.
+/// Candidate thresholds in seconds, in ascending order.
 pub(super) const THRESHOLDS: [u64; 6] = [1, 2, 5, 10, 30, 60];
 
 /// A recommended setting in the syntax of the configuration, and the reason.
@@ -12,27 +12,28 @@ pub(super) const THRESHOLDS: [u64; 6] = [1, 2, 5, 10, 30, 60];
 pub(super) struct ThresholdAdvice {
     /// `None` if no change is needed, or if there is too little data.
     pub(super) setting: Option<String>,
+    /// The reason for the setting, or for the lack of one.
     pub(super) reason: String,
 }
 
 /// Minimum number of calls for a recommendation.
 const FEW: u64 = 20;
-/// Default timeout of clients in the SDKs.
+/// Default timeout of clients that are built with the MCP SDKs.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum recommended threshold, in seconds: half of the shortest timeout of common clients (30 s), with a
 /// margin.
 const LONGEST: u64 = 10;
-/// The default threshold, in seconds. A longer one makes clients wait longer, and is recommended only if it
-/// avoids most tasks.
+/// The default threshold, in seconds. A longer threshold makes clients wait longer, and is recommended only
+/// if it avoids most tasks.
 const DEFAULT_SECONDS: u64 = 5;
 /// Target share of calls that become tasks.
 const TARGET_TASK_SHARE: f64 = 0.1;
 /// Maximum share of calls that wait longer because of a threshold above [`DEFAULT_SECONDS`].
 const MAX_WAITING_SHARE: f64 = 0.15;
-/// Difference between shares that does not justify a longer wait.
+/// Difference between two shares of calls that does not justify a longer wait.
 const NEGLIGIBLE_SHARE: f64 = 0.05;
 
-/// The share of calls that took longer than the threshold, from 0 to 1.
+/// Returns the share of calls that took longer than the threshold, from 0 to 1.
 pub(super) fn share_over(calls: &LatencySnapshot, threshold: Duration) -> f64 {
     match calls.count {
         0 => 0.0,
@@ -40,8 +41,8 @@ pub(super) fn share_over(calls: &LatencySnapshot, threshold: Duration) -> f64 {
     }
 }
 
-/// The recommendation for a tool with these calls, including the number that timed out or whose clients
-/// disconnected.
+/// Returns the recommendation for a tool with these calls, of which `timed_out` timed out and `departed` were
+/// abandoned by their clients.
 pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> ThresholdAdvice {
     let keep = |reason: String| ThresholdAdvice { setting: None, reason };
     if calls.count < FEW {
@@ -72,7 +73,7 @@ pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> 
     let keeps_few = |seconds: &u64| {
         *seconds <= DEFAULT_SECONDS || over(DEFAULT_SECONDS) - over(*seconds) <= MAX_WAITING_SHARE
     };
-    // If many calls are slow at any threshold, the shortest threshold with hardly more tasks.
+    // If many calls are slow at any threshold, the shortest threshold with hardly more tasks is recommended.
     let spared =
         || THRESHOLDS.into_iter().find(|seconds| over(*seconds) - over(DEFAULT_SECONDS) <= NEGLIGIBLE_SHARE);
     let seconds = seldom.filter(keeps_few).or_else(spared).unwrap_or(DEFAULT_SECONDS);

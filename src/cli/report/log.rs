@@ -1,4 +1,4 @@
-//! Reads calls from a log in either format.
+//! Reads calls from a log of the proxy, in the text or the JSON format.
 
 use crate::telemetry::metrics::{LatencyHistogram, OTHER, TOOLS};
 use serde_json::Value;
@@ -11,11 +11,15 @@ use std::{
 /// The calls of one tool.
 #[derive(Debug, Default)]
 pub(super) struct LoggedCalls {
+    /// Latencies of calls that ended with a result, timed out, or were abandoned.
     pub(super) calls: LatencyHistogram,
     /// Calls that ended in an error, which are not in `calls`.
     pub(super) failed: LatencyHistogram,
+    /// Number of calls that timed out.
     pub(super) timed_out: u64,
+    /// Number of calls whose client disconnected or cancelled.
     pub(super) departed: u64,
+    /// Number of calls that became tasks.
     pub(super) tasks: u64,
 }
 
@@ -27,6 +31,7 @@ pub(super) struct LogSummary {
     pub(super) tools: BTreeMap<(String, String), LoggedCalls>,
     /// Tools without a successful call so far, with the same limit.
     unproven: BTreeMap<(String, String), LoggedCalls>,
+    /// Number of lines that were read.
     pub(super) lines: u64,
     /// Timestamps of the first and the last call, as logged.
     pub(super) period: Option<(String, String)>,
@@ -34,7 +39,7 @@ pub(super) struct LogSummary {
     pub(super) foreign: u64,
 }
 
-/// Maximum number of bytes of a line that are read. Lines of deferral are shorter.
+/// Maximum number of bytes of a line that are kept. Lines of deferral are shorter.
 const LONGEST: usize = 64 << 10;
 
 // === impl LogSummary ===
@@ -43,7 +48,7 @@ impl LogSummary {
     /// Reads a log to its end. Memory use depends on the number of tools, not on the length of the log.
     ///
     /// # Errors
-    /// The log cannot be read.
+    /// An error if the log cannot be read.
     pub(super) fn read(mut from: impl BufRead) -> io::Result<Self> {
         let (mut log, mut line) = (Self::default(), Vec::new());
         while next_line(&mut from, &mut line)? {
@@ -106,7 +111,7 @@ impl LogSummary {
         }
     }
 
-    /// Extends the period to a timestamp. Timestamps have the same format, so they sort as texts.
+    /// Extends the period to a timestamp. All timestamps have the same format, so they sort as texts.
     fn extend_period(&mut self, timestamp: Option<&str>) {
         let is_time =
             |text: &&str| text.len() <= 40 && text.starts_with(|first: char| first.is_ascii_digit());
@@ -120,7 +125,7 @@ impl LogSummary {
         }
     }
 
-    /// The entry of a tool. `is_real` is set if a call of the tool ended without an error.
+    /// Returns the entry of a tool. `has_succeeded` is set if a call of the tool ended without an error.
     fn tool(&mut self, route: &str, tool: &str, is_real: bool) -> &mut LoggedCalls {
         let mut key = (route.to_owned(), tool.to_owned());
         if !self.tools.contains_key(&key) {
@@ -139,7 +144,7 @@ impl LogSummary {
         self.tools.entry(key).or_default()
     }
 
-    /// Counts the unproven tools as [`OTHER`].
+    /// Counts the tools without a successful call as [`OTHER`].
     fn merge_unproven(&mut self) {
         for ((route, _), seen) in std::mem::take(&mut self.unproven) {
             let others = self.tools.entry((route, OTHER.to_owned())).or_default();
@@ -158,7 +163,8 @@ fn is_full(tools: &BTreeMap<(String, String), LoggedCalls>, route: &str) -> bool
     tools.range(from..).take_while(|((of, _), _)| of == route).take(TOOLS).count() == TOOLS
 }
 
-/// Reads one line without its line break, keeping at most [`LONGEST`] bytes. Returns whether there was one.
+/// Reads one line without its line break, keeping at most [`MAX_LINE_BYTES`] bytes. Returns false at the end
+/// of the log.
 fn next_line(from: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     let mut any = false;
@@ -179,7 +185,7 @@ fn next_line(from: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     }
 }
 
-/// The fields of a line of deferral, in either format.
+/// Parses the fields of a line of deferral, in either format; `None` for a line of another program.
 fn fields(line: &str) -> Option<BTreeMap<String, String>> {
     if line.starts_with('{') {
         let object: BTreeMap<String, Value> = serde_json::from_str(line).ok()?;
@@ -190,7 +196,7 @@ fn fields(line: &str) -> Option<BTreeMap<String, String>> {
         };
         return Some(object.into_iter().map(|(name, value)| (name, text(value))).collect());
     }
-    // TIME LEVEL LOGGER: name=value …
+    // The text format is: TIME LEVEL LOGGER: name=value …
     let (time, rest) = line.trim_start().split_once(' ')?;
     let (_level, rest) = rest.trim_start().split_once(' ')?;
     let (logger, mut rest) = rest.trim_start().split_once(": ")?;
@@ -224,7 +230,7 @@ mod tests {
     use std::time::{SystemTime, UNIX_EPOCH};
     use tracing_subscriber::layer::SubscriberExt;
 
-    /// The log lines of these events.
+    /// Returns the log lines of the events that `log` emits.
     fn logged(format: LineFormat, log: impl FnOnce()) -> String {
         let text = Arc::new(Mutex::new(String::new()));
         let taken = Arc::clone(&text);

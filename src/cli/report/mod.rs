@@ -1,7 +1,7 @@
 //! `deferral report`: latencies of each tool, and the recommended threshold.
 //!
-//! The source is a running proxy in any mode, or its log. `advice` decides, `log` reads logs, and this module
-//! prints.
+//! The source is a running proxy in any mode, or its log. `advice` recommends a threshold, `log` reads logs,
+//! and this module prints.
 
 mod advice;
 mod log;
@@ -34,7 +34,7 @@ pub struct Args {
     json: bool,
 }
 
-/// The row of one tool.
+/// The row of one tool in the report.
 #[derive(Clone, Debug, Serialize)]
 struct ReportRow {
     route: String,
@@ -64,7 +64,7 @@ struct ReportRow {
 #[derive(Clone, Debug, Serialize)]
 struct ThresholdShare {
     seconds: u64,
-    /// From 0 to 1.
+    /// The share, from 0 to 1.
     share: f64,
 }
 
@@ -82,7 +82,7 @@ struct ToolResponse {
     tasks_created: u64,
 }
 
-/// The input of a row.
+/// The figures from which a row is computed.
 struct RowFigures {
     name: (String, String),
     period: (Option<String>, Option<String>),
@@ -157,7 +157,7 @@ fn rows_of_log(path: &Path, printer: &mut Printer) -> Result<Vec<ReportRow>, Str
     Ok(sorted(tools))
 }
 
-/// Sorts tools by number of calls, descending.
+/// Sorts tools by number of calls, descending. Tools without calls and tasks are left out.
 fn sorted(tools: impl Iterator<Item = ReportRow>) -> Vec<ReportRow> {
     let mut tools: Vec<_> = tools.filter(|tool| tool.calls + tool.errors + tool.tasks > 0).collect();
     tools.sort_by(|one, other| {
@@ -192,7 +192,7 @@ fn print(tools: &[ReportRow], printer: &mut Printer) {
 const HEADINGS: [&str; 11] =
     ["ROUTE", "TOOL", "CALLS", "ERRORS", "TIMED OUT", "ABANDONED", "TASKS", "P50", "P90", "P99", "MAX"];
 
-/// A row for each tool: names left-aligned, figures right-aligned.
+/// Formats the table, with a row for each tool: names left-aligned, figures right-aligned.
 fn table(tools: &[ReportRow]) -> Vec<String> {
     let mut rows = vec![HEADINGS.map(str::to_owned)];
     rows.extend(tools.iter().map(ReportRow::row));
@@ -243,7 +243,7 @@ impl ReportRow {
         }
     }
 
-    /// The cells of the table, in the order of [`HEADINGS`].
+    /// Returns the cells of the row, in the order of [`HEADINGS`].
     fn row(&self) -> [String; 11] {
         let Self { route, tool, calls, errors, timed_out, departed, tasks, .. } = self;
         let [p50, p90, p99, max] = [self.p50_us, self.p90_us, self.p99_us, self.max_us].map(time);

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 /// The oldest revision of Streamable HTTP.
 const OLDEST: Revision = Revision::V2025_03_26;
-/// Timeout of the request that ends the session.
+/// Time limit of the request that ends the session.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The members of an `initialize` result that the client reads.
@@ -70,6 +70,7 @@ impl LegacySession {
         Ok(matches!(support.as_deref(), Some("optional" | "required")))
     }
 
+    /// Lists the tools of the server.
     pub(in crate::client) async fn tools(
         &mut self,
         watch: StepObserver<'_>,
@@ -92,7 +93,7 @@ impl LegacySession {
     pub(in crate::client) async fn close(&mut self) {
         self.streams.close().await;
         if self.revision >= Revision::V2025_06_18 {
-            // A server need not support it (405), and the client does not depend on it.
+            // A server need not support DELETE (405), and the client does not depend on it.
             let _ = timeout(CLOSE_TIMEOUT, self.streams.transport.end_session()).await;
         }
     }

@@ -13,12 +13,13 @@ use std::collections::HashSet;
 
 /// The open input requests of one session.
 ///
-/// Their keys are those of the proxy: `elicitation-1`, counted by kind.
+/// The key of a request is made as the proxy makes it: its kind, and a number counted by kind, as in
+/// `elicitation-1`.
 #[derive(Default)]
 pub(super) struct InputRequests {
     keys: InputKeys,
     open: Vec<OpenInputRequest>,
-    /// Ids of all input requests so far: a resumed stream may repeat one.
+    /// Ids of all input requests so far: a resumed stream may repeat a request.
     seen: HashSet<RequestId>,
 }
 
@@ -26,14 +27,14 @@ struct OpenInputRequest {
     key: String,
     id: RequestId,
     request: InputRequest,
-    /// The task it belongs to, as the server sent it.
+    /// The member of `_meta` that names the task of the request, as the server sent it.
     related: Option<Bytes>,
 }
 
 // === impl InputRequests ===
 
 impl InputRequests {
-    /// Adds an input request; returns `false` for another request.
+    /// Adds an input request, once. Returns `false` for any other message.
     pub(super) fn add(&mut self, frame: &Frame) -> bool {
         let Kind::Request { id, params, .. } = frame.kind() else { return false };
         let Some(request) = InputRequest::of(frame) else { return false };
@@ -51,7 +52,7 @@ impl InputRequests {
         self.open.retain(|pending| pending.id != *id);
     }
 
-    /// The open input requests, in the order of arrival.
+    /// Returns the open input requests, in the order of arrival.
     pub(super) fn open(&self) -> Vec<RequestedInput> {
         let requested = |pending: &OpenInputRequest| RequestedInput {
             key: pending.key.clone(),
@@ -61,7 +62,8 @@ impl InputRequests {
         self.open.iter().map(requested).collect()
     }
 
-    /// The id of an input request and its response as it is to be sent; `None` if the request was cancelled.
+    /// Removes an open input request. Returns its id, and the response as it is to be sent; `None` if the
+    /// server has cancelled the request.
     pub(super) fn answer(&mut self, key: &str, answer: &RawValue) -> Option<(RequestId, Bytes)> {
         let at = self.open.iter().position(|pending| pending.key == key)?;
         let pending = self.open.remove(at);
@@ -74,8 +76,8 @@ impl InputRequests {
     }
 }
 
-/// A response with the task it belongs to (2025-11-25, *Related Task Metadata*); `related` is the member of
-/// the input request.
+/// Adds to a response the task that it belongs to (2025-11-25, *Related Task Metadata*); `related` is the
+/// member of the input request.
 fn with_related_task(answer: &Bytes, related: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(answer) else { return answer.clone() };
     let inside = object.get("_meta").unwrap_or_else(|| Bytes::from_static(b"{}"));

@@ -38,16 +38,17 @@ const TASK_TTL: Duration = Duration::from_secs(60 * 60);
 /// A session with one server, open or not.
 pub struct LegacySession {
     streams: StreamReaders,
+    /// The capabilities that the client declares.
     declared: ClientSupport,
     /// The requested revision; after the handshake, the negotiated one.
     pub(super) revision: Revision,
     /// The task support that the server declares.
     tasks: TaskSupport,
-    /// Whether the tool is called as a task.
+    /// Whether the tool is called as a task: both sides support that.
     as_task: bool,
     input_requests: InputRequests,
     active_call: ActiveCall,
-    /// What the session waits for while input requests are open.
+    /// What the session continues with once input responses are sent; `Some` while input requests are open.
     pause: Option<InputPause>,
     /// The progress token of the call: the id of its request. It stays valid for a task's whole life
     /// (2025-11-25, *Task Progress Notifications*).
@@ -58,9 +59,9 @@ pub struct LegacySession {
 /// Task support of a server.
 #[derive(Clone, Copy, Debug, Default)]
 struct TaskSupport {
-    /// `tasks.requests.tools.call`
+    /// Whether the server declares `tasks.requests.tools.call`.
     calls: bool,
-    /// `tasks.cancel`
+    /// Whether the server declares `tasks.cancel`.
     cancel: bool,
 }
 
@@ -77,10 +78,11 @@ enum ActiveCall {
     Task(String),
 }
 
-/// What the session waits for while input requests are open.
+/// What a session continues with once input responses are sent.
 enum InputPause {
-    /// The response to this request.
+    /// The wait for the response to the request with this id.
     Call(u64),
+    /// The task of the call.
     Task(Box<FollowedTask>),
 }
 
@@ -102,7 +104,7 @@ struct TaskParams {
 // === impl LegacySession ===
 
 impl LegacySession {
-    /// `revision` is the one to request in the handshake.
+    /// Creates a session that is not open yet. `revision` is the revision to request in the handshake.
     pub fn new(url: Uri, headers: HeaderMap, declared: ClientSupport, revision: Revision) -> Self {
         Self {
             streams: StreamReaders::new(SessionTransport::new(HttpTransport::new(url, headers))),
@@ -134,6 +136,7 @@ impl LegacySession {
         Ok(())
     }
 
+    /// Calls a tool, and follows its task if the call becomes one.
     pub(super) async fn call(
         &mut self,
         call: &ToolCall<'_>,
@@ -151,6 +154,7 @@ impl LegacySession {
         self.await_result(id, watch).await
     }
 
+    /// Sends input responses, and continues the call or its task.
     pub(super) async fn answer(
         &mut self,
         answers: &InputResponseMap,
@@ -169,6 +173,7 @@ impl LegacySession {
         }
     }
 
+    /// Cancels the active call or its task, if there is one.
     pub(super) async fn cancel(&mut self) -> Result<(), Error> {
         match mem::take(&mut self.active_call) {
             ActiveCall::Idle => Ok(()),
@@ -197,19 +202,19 @@ impl LegacySession {
         id
     }
 
-    /// The response to this request. Input requests in between are kept.
+    /// Waits for the response to this request. Input requests that arrive before it are kept.
     async fn response(&mut self, id: u64, watch: StepObserver<'_>) -> Result<JsonRpcResponse, Error> {
         loop {
             match self.streams.next().await {
                 StreamEvent::Answer { id: theirs, answer } if theirs == id => return answer,
-                // The response to a request that is no longer waited for.
+                // This response is to a request that is no longer waited for.
                 StreamEvent::Answer { .. } => {}
                 StreamEvent::Message(frame) => drop(self.handle_message(&frame, watch)),
             }
         }
     }
 
-    /// The result of the call, or the input requests before it.
+    /// Waits for the result of the call, or for input requests before it.
     async fn await_result(&mut self, id: u64, watch: StepObserver<'_>) -> Result<CallTurn, Error> {
         loop {
             let requests = self.input_requests.open();
@@ -296,7 +301,7 @@ impl LegacySession {
     }
 }
 
-/// A JSON-RPC response; `value` is its result or error, raw.
+/// Formats a JSON-RPC response; `value` is raw JSON, and `member` is `result` or `error`.
 fn response(id: &RequestId, member: &str, value: &[u8]) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"{member}":{}}}"#, String::from_utf8_lossy(value))
 }

@@ -15,18 +15,18 @@ use tokio::time::sleep;
 
 /// Pause before a stream is resumed, if the server names none.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Least pause, to protect a server that closes streams at once: the first value if the stream has brought a
-/// message lately, the second otherwise.
+/// Shortest pause, to protect a server that closes streams at once: the first value if the stream has brought
+/// a message lately, the second after [`MAX_EMPTY_RESUMPTIONS`].
 const SHORTEST_PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
-/// Streams in a row without a message before the second value applies.
+/// Resumptions in a row without a message before the second value of [`SHORTEST_PAUSES`] applies.
 const FRUITLESS: u32 = 5;
-/// Attempts in a row without a stream before the call fails.
+/// Failed attempts in a row to open a stream, after which the call fails.
 const ATTEMPTS: u32 = 5;
 
-/// Position in a stream.
+/// Position in a stream, from which it can be resumed.
 #[derive(Default)]
 pub(super) struct StreamPosition {
-    /// The last event id.
+    /// The id of the last event that had one.
     pub(super) last_id: Option<String>,
     /// The server's `retry` interval.
     retry: Option<Duration>,
@@ -37,7 +37,7 @@ pub(super) struct StreamPosition {
 // === impl StreamPosition ===
 
 impl StreamPosition {
-    /// Records an event.
+    /// Records an event that was received.
     pub(super) fn advance(&mut self, event: &SseEvent) {
         self.retry = event.retry.or(self.retry);
         if let Some(id) = &event.id {
@@ -48,8 +48,8 @@ impl StreamPosition {
         }
     }
 
-    /// Pause before the stream is resumed: the server's interval, without an upper bound, because the user at
-    /// the terminal can interrupt it.
+    /// Returns the pause before the stream is resumed, and counts the resumption. The server's interval has
+    /// no upper bound, because the user at the terminal can interrupt the pause.
     pub(super) fn pause(&mut self) -> Duration {
         let shortest = SHORTEST_PAUSES[usize::from(self.fruitless >= FRUITLESS)];
         self.fruitless = self.fruitless.saturating_add(1);
@@ -59,7 +59,7 @@ impl StreamPosition {
     /// Resumes the stream, after a pause.
     ///
     /// # Errors
-    /// `lost` for a stream that cannot be resumed; otherwise the error of the last attempt.
+    /// `error` if the stream cannot be resumed; otherwise the error of the last attempt.
     pub(super) async fn resume(
         &mut self,
         line: &SessionTransport,

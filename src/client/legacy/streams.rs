@@ -22,21 +22,22 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Messages in the queue before their streams are no longer read.
+/// Most messages in the queue; at the limit their streams are no longer read.
 const MAX_QUEUED: usize = 64;
 /// How long the first call waits for the GET stream: some servers send input requests there, and lose those
 /// that they cannot send.
 const OPEN_TIMEOUT: Duration = Duration::from_millis(250);
-/// Attempts in a row without a GET stream before the client goes on without one.
+/// Failed attempts in a row to open a GET stream, after which the client goes on without one.
 const ATTEMPTS: u32 = 5;
 
 /// The streams of a session.
 pub(super) struct StreamReaders {
+    /// Sends the requests of the session.
     pub(super) transport: SessionTransport,
-    /// Each task ends with its stream, and all with the session.
+    /// The tasks that read streams. Each ends with its stream, and all end with the session.
     readers: JoinSet<()>,
     events: mpsc::Receiver<ReaderEvent>,
-    /// For the next reader.
+    /// Sender of `events`, cloned for each new reader.
     sender: mpsc::Sender<ReaderEvent>,
 }
 
@@ -44,14 +45,14 @@ pub(super) struct StreamReaders {
 pub(super) enum StreamEvent {
     /// The outcome of a request.
     Answer { id: u64, answer: Result<JsonRpcResponse, Error> },
-    /// Any other message.
+    /// A message that is not the response to a request of the client.
     Message(Frame),
 }
 
-/// A message of a reader to the session.
+/// An event that a reading task sends to the session.
 enum ReaderEvent {
     Stream(StreamEvent),
-    /// The server has opened a session.
+    /// The server has opened a session with this id.
     Session(HeaderValue),
 }
 
@@ -75,14 +76,14 @@ impl StreamReaders {
         });
     }
 
-    /// Posts a response, and ignores its outcome.
+    /// Posts a response to a request of the server, and ignores the outcome.
     pub(super) fn respond(&mut self, response: String) {
         let line = self.transport.clone();
-        // The call will fail if the server is gone.
+        // The outcome is ignored: the call will fail if the server cannot be reached.
         self.spawn(async move { drop(line.send(response).await) });
     }
 
-    /// Opens the GET stream, and a new one when it ends.
+    /// Opens the GET stream, and a new one each time it ends.
     pub(super) fn listen(&mut self) -> PendingStream {
         let (opened, listening) = oneshot::channel();
         let (line, sender) = (self.transport.clone(), self.sender.clone());
@@ -90,7 +91,7 @@ impl StreamReaders {
         PendingStream(listening)
     }
 
-    /// The next event. Cancel-safe.
+    /// Returns the next event. Cancel-safe.
     pub(super) async fn next(&mut self) -> StreamEvent {
         loop {
             match self.events.recv().await.expect("a sender is kept here") {
@@ -114,7 +115,7 @@ impl StreamReaders {
 // === impl PendingStream ===
 
 impl PendingStream {
-    /// Resolves when the stream is open, when there is none, or at the timeout.
+    /// Resolves when the stream is open, when the server has none, or after [`OPEN_TIMEOUT`].
     pub(super) async fn opened(self) {
         let _ = timeout(OPEN_TIMEOUT, self.0).await;
     }
@@ -148,6 +149,7 @@ async fn answer(
     }
 }
 
+/// Reads a response that is a JSON document, a message or a batch.
 async fn document(
     line: &SessionTransport,
     id: u64,
@@ -164,7 +166,7 @@ async fn document(
         .ok_or_else(|| Error::Invalid("the response to this request is not in the batch".to_owned()))
 }
 
-/// Reads to the response of this request, or to the end of the stream.
+/// Reads a stream to the response of this request, or to its end; `None` if the response is not in it.
 async fn read(
     events: &mut EventReader,
     position: &mut StreamPosition,
@@ -183,7 +185,7 @@ async fn read(
     Ok(None)
 }
 
-/// Passes on each message, and returns the response to this request if it is among them.
+/// Sends each message to the session, and returns the response to this request if it is among them.
 async fn take(
     messages: MessageReader,
     id: Option<u64>,
@@ -200,8 +202,8 @@ async fn take(
     Ok(found)
 }
 
-/// Keeps the GET stream open. A server without one answers 405; after that or any other error its messages
-/// come on the streams of the requests.
+/// Keeps the GET stream open. A server without GET streams answers 405; after that or any other error, its
+/// messages come on the streams of the requests.
 async fn listen(line: SessionTransport, opened: oneshot::Sender<()>, sender: mpsc::Sender<ReaderEvent>) {
     let (mut position, mut opened, mut failed) = (StreamPosition::default(), Some(opened), 0);
     while failed < ATTEMPTS {
@@ -210,7 +212,7 @@ async fn listen(line: SessionTransport, opened: oneshot::Sender<()>, sender: mps
                 failed = 0;
                 opened.take().map(|opened| opened.send(()));
                 let mut events = line.http.events(response.into_body());
-                // Open another stream whatever has ended this one.
+                // Another stream is opened, whatever has ended this one.
                 let _ = read(&mut events, &mut position, None, &sender).await;
             }
             Ok(response) if !response.status().is_server_error() => return,

@@ -1,8 +1,8 @@
 //! A call that became a task (2025-11-25, *Tasks*): polling, results, cancellation.
 //!
-//! `tasks/get` polls its status. `tasks/result` is sent once it has ended, and already when it requires
-//! input, because a server may send input requests on that stream (*Input Required Status*); the request then
-//! stays open until there is a result.
+//! `tasks/get` polls the status of the task. `tasks/result` is sent once the task has ended, and already when
+//! it requires input, because a server may send input requests on that stream (*Input Required Status*); the
+//! request then stays open until there is a result.
 
 use super::{
     super::{
@@ -20,7 +20,7 @@ use serde_json::{json, value::RawValue};
 use std::{pin::Pin, time::Duration};
 use tokio::time::{Sleep, sleep};
 
-/// A task in the format of this revision.
+/// A task as 2025-11-25 describes it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LegacyTaskView {
@@ -34,15 +34,15 @@ pub(super) struct LegacyTaskView {
 /// A task and its open requests.
 pub(super) struct FollowedTask {
     pub(super) task: Task,
-    /// The open `tasks/result`.
+    /// Id of the open `tasks/result` request.
     result: Option<u64>,
-    /// The task has changed since the last `tasks/result`: another may be sent.
+    /// Whether the task has changed since the last `tasks/result`, so that another one may be sent.
     is_news: bool,
-    /// The open `tasks/get`.
+    /// Id of the open `tasks/get` request.
     poll: Option<u64>,
-    /// Time of the next poll.
+    /// Timer of the next poll.
     pause: Pin<Box<Sleep>>,
-    /// Requests in a row that did not reach the server.
+    /// Number of requests in a row that did not reach the server.
     lost: u32,
     /// A response to `tasks/result` that is ambiguous until the task's status is known.
     outcome: Option<JsonRpcResponse>,
@@ -51,7 +51,7 @@ pub(super) struct FollowedTask {
 // === impl LegacySession ===
 
 impl LegacySession {
-    /// Follows a task by its handle alone.
+    /// Follows a task of an earlier call, by its handle alone.
     pub(in crate::client) async fn resume(
         &mut self,
         handle: &str,
@@ -129,6 +129,7 @@ impl LegacySession {
         }
     }
 
+    /// Cancels a task at the server, if the server supports that.
     pub(super) async fn cancel_task(&mut self, task: &str) -> Result<(), Error> {
         let cancelled = async {
             if !self.tasks.cancel {
@@ -164,7 +165,7 @@ impl FollowedTask {
         wants && self.is_news && self.result.is_none() && self.outcome.is_none()
     }
 
-    /// Updates the task. An ended task does not change: a later view was delayed on its way.
+    /// Updates the task from a view. An ended task does not change: a later view was delayed on its way.
     fn update(&mut self, shown: LegacyTaskView, watch: StepObserver<'_>) {
         if shown.task_id != self.task.id || self.task.status.is_ended() {
             return;
@@ -197,9 +198,9 @@ impl FollowedTask {
         }
     }
 
-    /// How the call ended, once that is known. A result decides, unless it is empty; an error may belong to a
-    /// cancelled task, and an empty result to a cancelled one, or to one that failed and has only a status
-    /// message.
+    /// Returns how the call ended, once that is known. A result decides, unless it is empty; an error may
+    /// belong to a cancelled task, and an empty result to a cancelled task, or to a failed one that has only
+    /// a status message.
     fn ending(&mut self) -> Option<CallEnding> {
         let task = || self.task.clone();
         match (self.task.status, self.outcome.take()) {
@@ -222,7 +223,7 @@ impl FollowedTask {
         }
     }
 
-    /// The server's response; `None` if it was not reached and the request may be repeated.
+    /// Returns the server's response; `None` if the server was not reached and the request may be repeated.
     fn reached(
         &mut self,
         answer: Result<JsonRpcResponse, Error>,
@@ -250,7 +251,8 @@ impl FollowedTask {
 // === impl LegacyTaskView ===
 
 impl LegacyTaskView {
-    /// The task in a result that created one: nested, and without content.
+    /// Returns the task in a result that created one: the task is nested, and the result has no content.
+    /// `None` for the result of a tool.
     pub(super) fn created(result: &RawValue) -> Result<Option<Task>, Error> {
         #[derive(Deserialize)]
         struct CreatedTask<'a> {
@@ -269,7 +271,7 @@ impl LegacyTaskView {
         self.with(POLL_INTERVAL)
     }
 
-    /// The current state of the same task. A server need not repeat the poll interval.
+    /// Returns the current state of the same task. A server need not repeat the poll interval.
     fn after(self, before: &Task) -> Task {
         self.with(before.poll_interval)
     }

@@ -8,10 +8,11 @@ use hyper::body::Incoming;
 /// HTTP requests to the server, with the headers of the session.
 #[derive(Clone)]
 pub(super) struct SessionTransport {
+    /// Sends the requests.
     pub(super) http: HttpTransport,
     /// The session id of the `initialize` response, if the server keeps sessions.
     session: Option<HeaderValue>,
-    /// `Some` after the handshake.
+    /// The negotiated revision; `None` before the end of the handshake.
     revision: Option<Revision>,
 }
 
@@ -35,7 +36,8 @@ impl SessionTransport {
     /// Posts a request, and returns the head of the response.
     ///
     /// # Errors
-    /// [`Error::SessionLost`], and if the server cannot be reached.
+    /// [`Error::SessionLost`] if the server no longer knows the session; an error if the server cannot be
+    /// reached.
     pub(super) async fn post(&self, request: String) -> Result<Response<Incoming>, Error> {
         let response = self.http.post(request, self.headers()).await?;
         self.check_session(response)
@@ -44,11 +46,11 @@ impl SessionTransport {
     /// Posts a notification or a response.
     ///
     /// # Errors
-    /// If the server refuses it.
+    /// An error if the server refuses the message or cannot be reached.
     pub(super) async fn send(&self, message: String) -> Result<(), Error> {
         let response = self.post(message).await?;
         let status = response.status();
-        // Do not read an event stream here: it need not end.
+        // The body is not read: it may be an event stream, which need not end.
         if status.is_success() {
             return Ok(());
         }
@@ -73,7 +75,8 @@ impl SessionTransport {
         Ok(())
     }
 
-    /// A server answers 404 for an unknown session (2025-11-25, *Session Management*).
+    /// Checks that the server still knows the session; it answers 404 for an unknown one (2025-11-25,
+    /// *Session Management*).
     pub(super) fn check_session(&self, response: Response<Incoming>) -> Result<Response<Incoming>, Error> {
         if response.status() == StatusCode::NOT_FOUND && self.session.is_some() {
             return Err(Error::SessionLost);

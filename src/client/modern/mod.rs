@@ -37,37 +37,37 @@ use std::{collections::BTreeSet, time::Duration};
 /// Delay of a retry that the server requests without input requests.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// A client of one server. The protocol has no session: this is the client's state of one call.
+/// A client of one server. The protocol has no session; the state is that of one call.
 #[derive(Debug)]
 pub struct ModernClient {
     wire: HttpTransport,
-    /// Declared in each request.
+    /// The capabilities that each request declares.
     declared: ClientSupport,
     next_id: u64,
     /// Arguments of the tool that are mirrored into headers.
     mirrored: Vec<ParamHeader>,
     /// The handle of the active task.
     task: Option<String>,
-    /// What waits for the requested input.
+    /// What continues once input responses are given; `Some` while input is required.
     pause: Option<PendingInput>,
 }
 
-/// What the first response shows of the server.
+/// What the first response shows about the server's support of this revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RevisionSupport {
-    /// It supports this revision, or no other revision would help.
+    /// The server supports this revision, or no other revision would help.
     Known,
-    /// It refused the request, as legacy servers do without a handshake; modern servers may, too.
+    /// The server refused the request, as legacy servers do without a handshake; modern servers may, too.
     Doubtful,
 }
 
-/// What waits for the requested input.
+/// What continues once input responses are given.
 #[derive(Debug)]
 enum PendingInput {
-    /// The call itself, to be retried with this state, if the server gave one.
+    /// The call itself, to be retried with the `requestState` that the server gave, if any.
     Call { state: Option<Box<RawValue>> },
-    /// Its task. Answered requests may be listed for a moment longer, and are not passed on again (tasks
-    /// extension, *Task Update Requests*).
+    /// The task of the call. Answered requests may be listed for a moment longer, and are not passed on again
+    /// (tasks extension, *Task Update Requests*).
     Task { task: Task, answered: BTreeSet<String> },
 }
 
@@ -92,6 +92,7 @@ impl ModernClient {
         Self { wire, declared, next_id: 1, mirrored: Vec::new(), task: None, pause: None }
     }
 
+    /// Calls a tool, and follows its task if the call becomes one.
     pub(super) async fn call(
         &mut self,
         call: &ToolCall<'_>,
@@ -101,6 +102,7 @@ impl ModernClient {
         self.send_call(call, None, None, watch).await
     }
 
+    /// Sends input responses, and continues the call or its task.
     pub(super) async fn answer(
         &mut self,
         call: &ToolCall<'_>,
@@ -118,8 +120,8 @@ impl ModernClient {
         }
     }
 
-    /// A call without a task is cancelled by closing its connection, which dropping its future has done
-    /// (2026-07-28, *Streamable HTTP, Cancellation*).
+    /// Cancels the active task. A call without a task is cancelled by closing its connection, which dropping
+    /// its future has done (2026-07-28, *Streamable HTTP, Cancellation*).
     pub(super) async fn cancel(&mut self) -> Result<(), Error> {
         let Some(task) = self.task.take() else { return Ok(()) };
         self.cancel_task(&task).await.map_err(|error| error.of_task(&task))
@@ -177,7 +179,7 @@ impl ModernClient {
                     (answers, state) = (None, next);
                     tokio::time::sleep(RETRY_DELAY).await;
                 }
-                // Older servers name no type; results of unknown types are shown as they are.
+                // Older servers name no result type; results of unknown types are shown as they are.
                 Some(_) | None => return Ok(CallEnding::Result(result).into()),
             }
         }
@@ -191,12 +193,12 @@ impl ModernClient {
         Ok(())
     }
 
-    /// Looks up the tool, and whether the server supports the revision. The tool's parameters that are
-    /// mirrored into headers are known then; a tool that the server does not list has none.
+    /// Looks up the tool, and whether the server supports the revision. Stores which parameters of the tool
+    /// are mirrored into headers; a tool that the server does not list has none.
     ///
     /// # Errors
-    /// [`Error`]; where it [may be that of a legacy server](Error::may_be_legacy_server), a legacy revision
-    /// may help.
+    /// [`Error`]; if [it may be that of a legacy server](Error::may_be_legacy_server), a legacy revision may
+    /// help.
     pub(super) async fn probe(&mut self, tool: Option<&str>) -> Result<RevisionSupport, Error> {
         let Some(tool) = tool else {
             let params = json!({ "_meta": self.meta() });
@@ -214,6 +216,7 @@ impl ModernClient {
         Ok(opened)
     }
 
+    /// Lists the tools of the server.
     pub(super) async fn tools(&mut self) -> Result<tools::ToolList, Error> {
         tools::all(async |cursor| self.tools_page(cursor).await).await
     }
@@ -238,7 +241,7 @@ impl ModernClient {
         id
     }
 
-    /// The metadata of each request (2026-07-28, *Per-request metadata*).
+    /// Returns the metadata of each request (2026-07-28, *Per-request metadata*).
     fn meta(&self) -> Value {
         let mut capabilities = self.declared.capabilities(Revision::V2026_07_28);
         if self.declared.tasks {
@@ -307,7 +310,7 @@ impl RevisionSupport {
         }
         let JsonRpcResponse::Error(error) = answer else { return Self::Known };
         match serde_json::from_str(error.get()) {
-            // The error lists the server's revisions.
+            // The error lists the revisions of the server.
             Ok(RefusalError { code: code::UNSUPPORTED_VERSION, data }) => {
                 let listed = data["supported"].as_array().into_iter().flatten().filter_map(Value::as_str);
                 let is_legacy = |revision: Revision| revision.era() == Era::Legacy;
@@ -316,7 +319,7 @@ impl RevisionSupport {
                     false => Self::Known,
                 }
             }
-            // Error codes of this revision (2026-07-28, *Error Codes*), and of the proxy.
+            // These are error codes of this revision (2026-07-28, *Error Codes*), and of the proxy.
             Ok(RefusalError { code: -32099..=-32020 | -31999..=-31000, .. }) => Self::Known,
             Ok(RefusalError { .. }) | Err(_) => Self::Doubtful,
         }

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::{borrow::Cow, time::Duration};
 
+/// The members of a result that determine its kind; others are ignored.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ResultOutline<'a> {
@@ -26,6 +27,7 @@ pub(super) struct ResultOutline<'a> {
 // === impl ResultOutline ===
 
 impl ResultOutline<'_> {
+    /// Returns the task that the result describes; an error if a required member is missing.
     pub(super) fn task(&self) -> Result<Task, Error> {
         let missing = |what: &str| Error::Invalid(format!("a task without `{what}`"));
         Ok(Task {
@@ -37,6 +39,7 @@ impl ResultOutline<'_> {
         })
     }
 
+    /// Returns the input requests of the result, in the server's order; empty if there are none.
     pub(super) fn input_requests(&self) -> Result<Vec<RequestedInput>, Error> {
         let odd = || Error::Invalid("`inputRequests` is not an object of input requests".to_owned());
         let Some(raw) = &self.input_requests else { return Ok(Vec::new()) };

@@ -4,6 +4,8 @@ use crate::protocol::headers::{self, ParamHeader};
 use http::HeaderMap;
 use serde_json::{Value, value::RawValue};
 
+/// Returns the headers that mirror the arguments. Arguments that are absent, or neither text, number nor
+/// boolean, have no header.
 pub(super) fn mirror(mirrored: &[ParamHeader], arguments: &RawValue) -> HeaderMap {
     let mut map = HeaderMap::new();
     if mirrored.is_empty() {

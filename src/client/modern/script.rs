@@ -24,6 +24,8 @@ pub(super) const JSON: &str = accept::JSON;
 pub(super) const SSE: &str = accept::EVENT_STREAM;
 
 impl ScriptedServer {
+    /// Starts a server that answers with these responses in turn: status, media type and body, in which `$ID`
+    /// becomes the id of the request.
     pub(super) async fn new(answers: &[(u16, &'static str, &str)]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap()).parse().unwrap();
@@ -62,6 +64,7 @@ impl ScriptedServer {
         Self { url, requests }
     }
 
+    /// Returns the headers and bodies of all requests so far.
     pub(super) fn requests(&self) -> Vec<(HeaderMap, Value)> {
         self.requests.lock().unwrap().clone()
     }

@@ -20,14 +20,14 @@ use std::collections::BTreeSet;
 // === impl ModernClient ===
 
 impl ModernClient {
-    /// Follows a task by its handle alone.
+    /// Follows a task of an earlier call, by its handle alone.
     pub(in crate::client) async fn resume(
         &mut self,
         handle: &str,
         watch: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
         self.task = Some(handle.to_owned());
-        // A status that is polled at once.
+        // The status `input_required` makes the first poll immediate.
         let task = Task {
             id: handle.to_owned(),
             status: TaskStatus::InputRequired,
@@ -99,8 +99,8 @@ impl ModernClient {
         }
     }
 
-    /// Sends input responses to a task. Repeated if they may not have arrived: duplicates are ignored (tasks
-    /// extension, *Task Update Requests*).
+    /// Sends input responses to a task. The request is repeated if it may not have arrived: duplicates are
+    /// ignored (tasks extension, *Task Update Requests*).
     pub(super) async fn update(
         &mut self,
         task: &Task,
@@ -113,7 +113,8 @@ impl ModernClient {
         }
     }
 
-    /// Sends a request about a task, and repeats it if the server was not reached.
+    /// Sends a request about a task, and repeats it at most [`MAX_LOST_POLLS`] times if the server was not
+    /// reached.
     async fn task_request_retried(
         &mut self,
         method: Method,
@@ -131,6 +132,7 @@ impl ModernClient {
         self.task_request(&method, &task.id, answers).await
     }
 
+    /// Cancels a task at the server.
     pub(super) async fn cancel_task(&mut self, task: &str) -> Result<(), Error> {
         match self.task_request(&Method::TasksCancel, task, None).await? {
             JsonRpcResponse::Result(_) => Ok(()),

@@ -11,7 +11,8 @@ impl ScriptedServer {
         self.call_and_answer(arguments, &[]).await
     }
 
-    /// A call whose input requests get these responses, one element for each round.
+    /// Calls the tool, and answers its input requests with these responses, one element for each round.
+    /// Returns the end of the call and its steps.
     async fn call_and_answer(
         &self,
         arguments: &str,

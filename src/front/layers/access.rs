@@ -26,25 +26,26 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// Headers of a response that a page may read.
+/// Headers of a response that a page of another origin may read.
 const EXPOSED_HEADERS: HeaderValue =
     HeaderValue::from_static("www-authenticate, retry-after, mcp-session-id");
 
-/// Admits requests or answers them with 400, 403 or 501.
+/// Layer that checks HTTP heads, hosts and origins: admits a request, or answers with 400, 403 or 501.
 #[derive(Debug)]
 pub(in crate::front) struct AccessLayer<S> {
     inner: S,
     access: policy::AccessPolicy,
 }
 
+/// The response of [`AccessLayer`].
 #[pin_project(project = ResponsePinned)]
 pub(in crate::front) enum AccessFuture<F> {
-    /// Boxed: it is large and rare.
+    /// The refusal, `None` once returned. Boxed, because it is large and rare.
     Denied(Option<Box<AccessResponse>>),
     Admitted {
         #[pin]
         inner: F,
-        /// The page's origin, if the request has one.
+        /// The origin of the page that sent the request, if there is one.
         origin: Option<HeaderValue>,
     },
 }

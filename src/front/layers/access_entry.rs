@@ -33,50 +33,58 @@ pub(in crate::front) struct AccessEntry(Box<EntryFields>);
 
 struct EntryFields {
     connection: Arc<ClientConnection>,
-    /// When the whole request had arrived; until then, the head.
+    /// When the request had arrived to its end; until then, when its head had.
     since: Instant,
-    /// The HTTP method until the message has been read.
+    /// The HTTP method, until the message has been read.
     method: MessageName,
+    /// The tool, resource, prompt or task that the message names, cut to [`MAX_TARGET`] characters.
     target: Option<String>,
     /// The request's route; counts the request as in flight there.
     route: Option<InFlightRequest>,
-    /// The token of the request.
+    /// The token of the request, if it needed one.
     token: Option<Arc<AccessToken>>,
     principal: Principal,
     client: Option<Era>,
+    /// The session of a legacy client.
     session: Option<SessionTag>,
     /// Whether the request was sent to a server.
     is_forwarded: bool,
+    /// The HTTP status, once it is determined.
     status: Option<StatusCode>,
+    /// `None` until the response is given to the connection.
     end: Option<EntryOutcome>,
-    /// Ends with the entry.
+    /// The span of the request, which ends with the entry.
     span: Span,
     /// The permit of the call, held while the entry is open.
     permit: Option<CallPermit>,
-    /// Arguments and response of the call, where a tap shows them.
+    /// Arguments and result of the call, while a tap shows arguments.
     content: Option<Box<tap::CallContent>>,
 }
 
-/// Characters of a target in the log.
+/// Characters of a target that are logged.
 const MAX_TARGET: usize = 200;
-/// Characters of a task id in the log.
+/// Characters of a task id that are logged: the whole id would give access to the result.
 const SHOWN_TASK_ID: usize = 8;
 
+/// What the entry names as the method of the request.
 enum MessageName {
+    /// The HTTP method, of a request without a readable message.
     Http(http::Method),
+    /// The JSON-RPC method of a single message.
     Rpc(Method),
-    /// The methods in one POST of a legacy client.
+    /// The methods in one POST of a legacy client, joined by commas.
     Post(Box<str>),
 }
 
-/// Set when the response has been given.
+/// How and when a request ended.
 struct EntryOutcome {
     account: AccessSummary,
+    /// Time that the proxy itself used.
     own: Duration,
     at: Instant,
 }
 
-/// Messages of a batch that are named.
+/// Messages of a batch whose methods are logged.
 const MAX_NAMED_MESSAGES: usize = 8;
 
 // === impl AccessEntry ===
@@ -108,11 +116,13 @@ impl AccessEntry {
         &self.0.connection
     }
 
-    /// Holds the permit of the call, or that of a request that is read only to be refused.
+    /// Keeps the permit of the call, or that of a request that is read only to be refused, until the entry is
+    /// dropped.
     pub(in crate::front) fn set_permit(&mut self, permit: CallPermit) {
         self.0.permit = Some(permit);
     }
 
+    /// Sets the path of the route, and counts the request as in flight there until the entry is dropped.
     pub(in crate::front) fn set_route(&mut self, route: &Arc<str>) {
         self.0.route = Some(InFlightRequest::begin(route));
     }
@@ -122,29 +132,33 @@ impl AccessEntry {
         self.0.token = Some(token);
     }
 
-    /// The name of the request's token.
+    /// Returns the name of the request's token; `None` if it needed none.
     pub(in crate::front) fn token(&self) -> Option<&str> {
         self.0.token.as_deref().map(AccessToken::name)
     }
 
+    /// Returns the token of the request; `None` if it needed none.
     pub(in crate::front) fn shown_token(&self) -> Option<&Arc<AccessToken>> {
         self.0.token.as_ref()
     }
 
-    /// Who the request acts for.
+    /// Returns the principal that the request acts for; anonymous until
+    /// [`set_principal`](Self::set_principal).
     pub(in crate::front) fn principal(&self) -> Principal {
         self.0.principal
     }
 
+    /// Sets the principal that the request acts for.
     pub(in crate::front) fn set_principal(&mut self, principal: Principal) {
         self.0.principal = principal;
     }
 
+    /// Sets the era of the client.
     pub(in crate::front) fn set_client_era(&mut self, era: Era) {
         self.0.client = Some(era);
     }
 
-    /// Records that the whole request has arrived and is sent to a server. Returns the time.
+    /// Records that the whole request has arrived and is sent to a server. Returns the current time.
     pub(in crate::front) fn begin_call(&mut self, call: &crate::dialect::Call) -> Instant {
         self.0.since = self.0.connection.clock().now();
         self.0.method = MessageName::Rpc(call.method.clone());
@@ -154,7 +168,7 @@ impl AccessEntry {
         self.0.since
     }
 
-    /// Keeps the arguments of the call for the taps that show them.
+    /// Keeps the arguments of the call, if a tap (`deferral tap`) shows arguments.
     pub(in crate::front) fn record_arguments(&mut self, params: Option<&Payload>) {
         if tap::has_argument_taps() {
             let arguments =
@@ -163,7 +177,7 @@ impl AccessEntry {
         }
     }
 
-    /// Keeps the response of a call whose arguments are shown.
+    /// Keeps the response of the call, if its arguments were kept.
     pub(in crate::front) fn record_result(&mut self, response: &[u8]) {
         if let Some(content) = &mut self.0.content {
             content.result = Some(tap::content_or_size(response));
@@ -200,12 +214,13 @@ impl AccessEntry {
         self.0.span.context().cloned().map(Arc::new)
     }
 
-    /// The methods of a legacy client's POST.
+    /// Returns the logged method: the HTTP method, the message's method, or those of a POST's messages,
+    /// joined by commas.
     pub(in crate::front) fn method(&self) -> &str {
         self.0.method.as_str()
     }
 
-    /// Sets the session that a legacy client has, or gets.
+    /// Sets the session that the request of a legacy client belongs to or opens.
     pub(in crate::front) fn set_session(&mut self, session: SessionTag) {
         self.0.session = Some(session);
     }
@@ -215,7 +230,8 @@ impl AccessEntry {
         self.0.status = Some(status);
     }
 
-    /// Records that the response is given to the connection. Until then the client may disconnect.
+    /// Records that the response is given to the connection, with its outcome. Until then the client may
+    /// disconnect.
     pub(in crate::front) fn complete(&mut self, account: AccessSummary) {
         let at = self.0.connection.clock().now();
         let waited = at.saturating_duration_since(self.0.since);
@@ -223,8 +239,8 @@ impl AccessEntry {
     }
 }
 
-/// The beginning of a target, because the client chooses its length. Of a task id only a prefix to find it
-/// by, because the whole id gives access to its result.
+/// Returns the beginning of a target, because the client chooses its length. A task id is cut to a prefix
+/// that suffices to find the task, because the whole id gives access to its result.
 fn truncated_target(method: &Method, target: &str) -> String {
     let length = match method {
         Method::TasksGet | Method::TasksUpdate | Method::TasksCancel | Method::TasksResult => SHOWN_TASK_ID,

@@ -1,8 +1,8 @@
 //! Answers health checks on the clients' listeners (`health`), where that is configured.
 //!
-//! They need no token and no call permit, so that a busy proxy, or one that requires tokens, does not look
-//! unhealthy. Hosts and origins are checked as for every request: load balancers use an address, or a name
-//! that clients use, too.
+//! Health checks need no token and no call permit, so that a busy proxy, or one that requires tokens, does
+//! not look unhealthy. Hosts and origins are checked as for every request: load balancers use an address, or
+//! a name that clients use, too.
 
 use crate::{
     front::{
@@ -19,7 +19,7 @@ use http::{HeaderValue, Method, StatusCode, header::CACHE_CONTROL};
 use hyper::service::Service;
 use std::{convert::Infallible, sync::Arc};
 
-/// Answers requests for one path, and passes on all others.
+/// Layer that answers requests for the path of health checks, and passes on all others.
 pub(in crate::front) struct HealthChecks<S> {
     inner: S,
     health: Option<HealthConfig>,
@@ -28,7 +28,7 @@ pub(in crate::front) struct HealthChecks<S> {
 
 type HealthResponse = http::Response<FrontBody>;
 
-/// The methods of the path.
+/// The methods that the path serves, as in `Allow`.
 const SERVED: &str = "GET, HEAD";
 
 // === impl HealthChecks ===
@@ -46,12 +46,12 @@ impl<S> HealthChecks<S> {
         }
         let (status, body) = self.state(health);
         let mut response = responses::json(status, Bytes::from_static(body), AccessSummary::default(), line);
-        // An earlier state is of no use.
+        // A cached state would be of no use.
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }
 
-    /// As `/ready` of the admin listener, without the names of servers.
+    /// Returns the status and body that `/ready` of the admin listener has, without the names of servers.
     fn state(&self, health: &HealthConfig) -> (StatusCode, &'static [u8]) {
         let is_waiting = || self.front.services.iter().any(|service| !service.is_reachable());
         if self.front.drain_notice.is_stopped() {

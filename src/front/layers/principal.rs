@@ -8,9 +8,9 @@ use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
 use smallvec::SmallVec;
 use std::{collections::BTreeMap, sync::Arc};
 
-/// The principal of a request on this route: derived from the name of its token, if it needed one, and the
-/// header that the route names. The header distinguishes clients that share a token, and cannot lead to the
-/// principal of another token. [`Principal::ANONYMOUS`] without either.
+/// Derives the principal of a request on this route from the name of its token, if it needed one, and from
+/// the header that the route names. The header distinguishes clients that share a token, and cannot lead to
+/// the principal of another token. [`Principal::ANONYMOUS`] without either.
 pub(in crate::front) fn principal(
     key: &PrincipalKey,
     route: &Route,
@@ -35,10 +35,11 @@ pub(in crate::front) fn principal(
     }
 }
 
-/// Prefix of a token's name. No header has this name.
+/// Precedes a token's name among the parts of a principal. No header has this name, so no header can stand
+/// for a token.
 const TOKEN: &[u8] = b"token:";
 
-/// Names of principals that are derived from a token of `access.tokens` alone.
+/// Token names by principal, for the principals that are derived from a token of `access.tokens` alone.
 #[derive(Clone, Debug, Default)]
 pub struct PrincipalNames {
     key: PrincipalKey,
@@ -48,12 +49,13 @@ pub struct PrincipalNames {
 // === impl PrincipalNames ===
 
 impl PrincipalNames {
-    /// The names of these tokens; `key` is the key that principals are derived with.
+    /// Creates the names of these tokens; `key` is the key that principals are derived with.
     pub fn new(key: &PrincipalKey, tokens: &TokenSet) -> Self {
         Self { key: key.clone(), names: BTreeMap::new() }.with_tokens(tokens)
     }
 
-    /// Adds the names of these tokens. Removed names stay, because their tasks do.
+    /// Adds the names of these tokens. Names that the configuration no longer has stay, because tasks of
+    /// their principals may remain.
     #[must_use]
     pub fn with_tokens(mut self, tokens: &TokenSet) -> Self {
         let named = tokens
@@ -64,18 +66,18 @@ impl PrincipalNames {
         self
     }
 
-    /// The name of a principal, where it has one.
+    /// Returns the token name of a principal; `None` if it is not derived from a token alone.
     pub fn name_of(&self, principal: &Principal) -> Option<&str> {
         self.names.get(principal).map(|name| &**name)
     }
 
-    /// The principals with this name.
+    /// Returns the principals of the token with this name.
     pub fn principals_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Principal> {
         self.names.iter().filter(move |(_, known)| ***known == *name).map(|(principal, _)| principal)
     }
 }
 
-/// The credentials that are sent to the server on this route.
+/// Reads the credentials of a request that are sent to the server of this route.
 pub(in crate::front) fn credentials(route: &Route, headers: &HeaderMap) -> Credentials {
     Credentials::from_request(headers, &route.session_headers)
 }

@@ -15,19 +15,20 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// Adds headers to the responses of the inner layers.
+/// Layer that sets the headers of a route on its responses.
 pub(in crate::front) struct RouteHeaders<S> {
     inner: S,
     /// `None` where no route has headers.
     routes: Option<RouteHeaderTable>,
 }
 
-/// The headers of all routes, by their position in the front.
+/// The headers of all routes, by the position of the route in [`Front`].
 struct RouteHeaderTable {
     front: Arc<Front>,
     headers: Vec<Option<Arc<ResponseHeaders>>>,
 }
 
+/// The response of [`RouteHeaders`].
 #[pin_project]
 pub(in crate::front) struct RouteHeadersFuture<F> {
     #[pin]

@@ -17,7 +17,7 @@ use futures_util::future::{Either, Ready, ready};
 use hyper::service::Service;
 use std::{convert::Infallible, future::Future};
 
-/// Admits `limit` calls at a time.
+/// Layer that admits at most `limit` calls at a time, and refuses others.
 #[derive(Debug)]
 pub(in crate::front) struct LoadShed<S> {
     inner: S,
@@ -30,7 +30,7 @@ type ShedResponse = http::Response<FrontBody>;
 // === impl LoadShed ===
 
 impl<S> LoadShed<S> {
-    /// `limit` is the number of `permits`.
+    /// Wraps a service. `limit` is the number of `permits`, for the refusals.
     pub(in crate::front) fn new(inner: S, permits: CallPermits, limit: usize) -> Self {
         Self { inner, permits, limit }
     }

@@ -26,7 +26,7 @@ use crate::{
 use http::HeaderMap;
 use std::fmt::Display;
 
-/// The span of a request of 2026-07-28.
+/// Begins the span of a request of 2026-07-28; an empty span if tracing is off.
 pub(in crate::front) fn call_span(tracer: &Tracer, call: &Call, headers: &HeaderMap) -> Span {
     if !tracer.is_on() {
         return Span::default();
@@ -45,7 +45,8 @@ pub(in crate::front) fn call_span(tracer: &Tracer, call: &Call, headers: &Header
     span
 }
 
-/// The span of a legacy client's POST: a batch is one request. An input response has no span.
+/// Begins the span of a legacy client's POST; a batch has one span. An empty span if tracing is off, or for a
+/// POST of responses alone.
 pub(in crate::front) fn post_span(
     tracer: &Tracer,
     post: &LegacyPost,
@@ -94,7 +95,7 @@ fn begin(
     span
 }
 
-/// The revision that an `initialize` request names, which is in no header yet.
+/// Returns the revision that an `initialize` request names, which is in no header yet.
 fn requested_revision(method: &str, params: Option<&Payload>) -> Option<Revision> {
     (method == Method::Initialize.as_str())
         .then(|| Revision::parse(&params?.string("protocolVersion")?))
@@ -109,8 +110,8 @@ pub(super) struct SpanSummary<'a> {
     pub(super) account: &'a AccessSummary,
 }
 
-/// Records how the request ended. Of a server's error only the code is recorded: its message may contain
-/// request data.
+/// Records in the span how the request ended. Of a server's error only the code is recorded: its message may
+/// contain request data.
 pub(super) fn end(span: &mut Span, ending: &SpanSummary<'_>) {
     if !span.is_recorded() {
         return;
@@ -139,10 +140,10 @@ pub(super) fn end(span: &mut Span, ending: &SpanSummary<'_>) {
         RequestOutcome::ToolError | RequestOutcome::Disconnected => span.fail(outcome.as_str(), None),
         RequestOutcome::ServerError => match reason.and_then(server_error_code) {
             Some(code) => fail(span, code, None),
-            // An HTTP error.
+            // The server answered with an HTTP error, which has no JSON-RPC code.
             None => span.fail(outcome.as_str(), None),
         },
-        // The reason may be the server's message.
+        // The reason is left out: it may be the server's message.
         RequestOutcome::UpstreamFailed => fail_with_proxy_error(span, account, None),
         RequestOutcome::Refused | RequestOutcome::TimedOut | RequestOutcome::ProxyFailed => {
             fail_with_proxy_error(span, account, reason)
@@ -164,7 +165,7 @@ fn fail(span: &mut Span, code: i64, reason: Option<&str>) {
     span.fail(code.to_string(), reason);
 }
 
-/// The code of the server's error, from the reason in the access log entry.
+/// Returns the code of the server's error, from the reason in the access log entry.
 fn server_error_code(reason: &str) -> Option<i64> {
     reason.rsplit_once("error ")?.1.parse().ok()
 }

@@ -21,7 +21,7 @@ use http::Method;
 use hyper::service::Service;
 use std::{convert::Infallible, future::Future};
 
-/// Admits requests with a token, or answers them with 401.
+/// Layer that admits requests with a token, or answers them with 401.
 #[derive(Debug)]
 pub(in crate::front) struct TokenAuth<S> {
     inner: S,
@@ -37,7 +37,7 @@ impl<S> TokenAuth<S> {
         Self { inner, tokens }
     }
 
-    /// Identifies the token of a request.
+    /// Takes the token out of the headers of a request, and records it in the access log entry.
     fn identify<B>(&self, admitted: &mut AdmittedRequest<B>) -> Result<(), RefusalReason> {
         let request = &mut admitted.incoming.request;
         if self.tokens.is_empty() || *request.method() == Method::OPTIONS {
