@@ -55,7 +55,7 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 impl OperatorAccess {
     /// Derives the allowed hosts from the access control for clients.
-    pub fn of(clients: &AccessPolicy) -> Self {
+    pub fn from_client_access(clients: &AccessPolicy) -> Self {
         let hosts = clients.hosts.iter().filter(|host| *host != "*").cloned().collect();
         Self(AccessPolicy { hosts, origins: Vec::new() })
     }
@@ -65,8 +65,8 @@ impl OperatorAccess {
     /// # Errors
     /// [`BrowserRefusal`] names what is not allowed.
     pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), BrowserRefusal> {
-        let says_cross_site = |site| text(site).trim().eq_ignore_ascii_case("cross-site");
-        if headers.get_all(SEC_FETCH_SITE).iter().any(says_cross_site) {
+        let is_cross_site = |site| text(site).trim().eq_ignore_ascii_case("cross-site");
+        if headers.get_all(SEC_FETCH_SITE).iter().any(is_cross_site) {
             return Err(BrowserRefusal::CrossSite);
         }
         self.0.check(uri.authority().map(|authority| authority.as_str()), None)?;
@@ -74,13 +74,14 @@ impl OperatorAccess {
             self.0.check(Some(&text(host)), None)?;
         }
         // The host has been checked, so pages of the same host are allowed.
-        let ours = headers.get(HOST).map(|host| text(host).into_owned());
+        let own_host = headers.get(HOST).map(|host| text(host).into_owned());
         for origin in headers.get_all(ORIGIN) {
             let origin = text(origin);
             let authority = origin.split_once("://").map(|(_, authority)| authority);
-            let is_same =
-                authority.zip(ours.as_deref()).is_some_and(|(page, host)| page.eq_ignore_ascii_case(host));
-            if !is_same {
+            let is_same_host = authority
+                .zip(own_host.as_deref())
+                .is_some_and(|(page, host)| page.eq_ignore_ascii_case(host));
+            if !is_same_host {
                 self.0.check(None, Some(&origin))?;
             }
         }
@@ -98,7 +99,7 @@ mod tests {
         for (name, value) in headers {
             all.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
-        let checked = OperatorAccess::of(access).check(&Uri::from_static("/tasks"), &all);
+        let checked = OperatorAccess::from_client_access(access).check(&Uri::from_static("/tasks"), &all);
         checked.map_err(|why| why.to_string())
     }
 

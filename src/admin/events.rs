@@ -6,7 +6,7 @@
 
 use super::{
     metrics, processes,
-    response::{AdminResponse, problem},
+    response::{AdminResponse, error_response},
     routes,
     server::AdminParts,
     tasks,
@@ -60,10 +60,10 @@ struct EventState<'a> {
 const WATCHERS: usize = 8;
 
 /// Interval between events.
-const PERIOD: Duration = Duration::from_secs(1);
+const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Maximum number of tasks in an event.
-const TASKS: usize = 200;
+const MAX_EVENT_TASKS: usize = 200;
 
 // === impl EventStreams ===
 
@@ -85,68 +85,68 @@ impl EventStreams {
 }
 
 /// Opens an event stream that lasts as long as its client reads it; 503 if too many streams are open.
-pub(super) fn stream(parts: &AdminParts) -> AdminResponse {
-    let Ok(place) = Arc::clone(&parts.events.permits).try_acquire_owned() else {
+pub(super) fn open_stream(parts: &AdminParts) -> AdminResponse {
+    let Ok(permit) = Arc::clone(&parts.events.permits).try_acquire_owned() else {
         let error = format!(
             "{WATCHERS} event streams are open, the maximum; close a page, or poll `/tasks` and `/tools`"
         );
-        return problem(StatusCode::SERVICE_UNAVAILABLE, &error);
+        return error_response(StatusCode::SERVICE_UNAVAILABLE, &error);
     };
     let mut latest = parts.events.latest.subscribe();
     if !latest.borrow_and_update().is_empty() {
         latest.mark_changed();
     }
     parts.events.watcher_added.notify_one();
-    let body = stream::unfold((latest, place), |(mut latest, place)| async move {
+    let body = stream::unfold((latest, permit), |(mut latest, permit)| async move {
         latest.changed().await.ok()?;
         let event = latest.borrow_and_update().clone();
-        Some((Ok::<_, Infallible>(Frame::data(event)), (latest, place)))
+        Some((Ok::<_, Infallible>(Frame::data(event)), (latest, permit)))
     });
-    let mut answer = Response::new(StreamBody::new(body).boxed_unsync());
-    let headers = answer.headers_mut();
+    let mut response = Response::new(StreamBody::new(body).boxed_unsync());
+    let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    answer
+    response
 }
 
 /// Publishes an event every second while there are watchers. The future never ends.
 pub(super) async fn publish_periodically(parts: impl Fn() -> Arc<AdminParts> + Send) {
     let events = Arc::clone(&parts().events);
-    let EventStreams { latest, watcher_added: begins, .. } = &*events;
+    let EventStreams { latest, watcher_added, .. } = &*events;
     loop {
         if latest.receiver_count() == 0 {
             // The old state is useless to later watchers.
             latest.send_replace(Bytes::new());
-            begins.notified().await;
+            watcher_added.notified().await;
             continue;
         }
-        let event = format!("event: state\ndata: {}\n\n", state(&parts()).await);
+        let event = format!("event: state\ndata: {}\n\n", state_json(&parts()).await);
         latest.send_replace(event.into());
-        sleep(PERIOD).await;
+        sleep(EVENT_INTERVAL).await;
     }
 }
 
 /// Returns the state of the proxy on one line of JSON; without tasks if the store fails.
-async fn state(parts: &AdminParts) -> String {
+async fn state_json(parts: &AdminParts) -> String {
     let (_, ready) = parts.ready();
     let state = EventState {
         at: parts.operators.now().wall().to_string(),
         version: env!("CARGO_PKG_VERSION"),
         started: &parts.events.started,
-        ready: raw(ready),
+        ready: to_raw_json(ready),
         calls: counted::calls(),
-        tasks: tasks::first(parts, TASKS).await.ok(),
-        tools: raw(metrics::tools(parts.events.started())),
-        limits: raw(metrics::limits(&parts.ledger).await),
-        routes: raw(routes::shown(&parts.routes)),
-        processes: raw(processes::shown(&parts.servers)),
+        tasks: tasks::first_page(parts, MAX_EVENT_TASKS).await.ok(),
+        tools: to_raw_json(metrics::tools_json(parts.events.started())),
+        limits: to_raw_json(metrics::limits_json(&parts.ledger).await),
+        routes: to_raw_json(routes::routes_json(&parts.routes)),
+        processes: to_raw_json(processes::processes_json(&parts.servers)),
         questions_waiting: counted::questions_waiting(),
     };
     serde_json::to_string(&state).expect("it is written to memory")
 }
 
 /// Embeds JSON from a serializer, which contains no line breaks.
-fn raw(json: Bytes) -> Box<RawValue> {
+fn to_raw_json(json: Bytes) -> Box<RawValue> {
     let text = String::from_utf8(json.into()).expect("JSON is text");
     RawValue::from_string(text).expect("it was written by a serializer")
 }

@@ -5,7 +5,7 @@
 //! the token as well, and TLS ([`Config`](super::Config)).
 
 use super::{
-    response::{AdminResponse, problem},
+    response::{AdminResponse, error_response},
     sign_in::BrowserSignIn,
 };
 use crate::policy::{TokenError, TokenSet, bearer_token};
@@ -47,10 +47,10 @@ impl TokenGate {
     /// A response that says what is missing and where to find the token.
     pub(super) fn admit(
         &self,
-        may: RequiredAccess,
+        required: RequiredAccess,
         headers: &mut HeaderMap,
     ) -> Result<(), Box<AdminResponse>> {
-        let needs_token = match may {
+        let needs_token = match required {
             RequiredAccess::Probe => false,
             RequiredAccess::Read => self.is_exposed,
             RequiredAccess::Change => true,
@@ -58,25 +58,26 @@ impl TokenGate {
         match needs_token.then(|| self.tokens.authenticate(headers)) {
             None | Some(Ok(_)) => Ok(()),
             Some(Err(TokenError::InvalidToken))
-                if bearer_token(headers).is_some_and(|token| self.sign_in.use_session(token)) =>
+                if bearer_token(headers).is_some_and(|token| self.sign_in.touch_session(token)) =>
             {
                 Ok(())
             }
-            Some(Err(refused)) => Err(Box::new(self.refusal(refused))),
+            Some(Err(error)) => Err(Box::new(self.refusal(error))),
         }
     }
 
-    fn refusal(&self, refused: TokenError) -> AdminResponse {
-        let why = match refused {
+    fn refusal(&self, error: TokenError) -> AdminResponse {
+        let message = match error {
             TokenError::NoToken => {
                 "this request requires the admin token: send `Authorization: Bearer TOKEN`"
             }
             TokenError::InvalidToken => "this is not the admin token",
             TokenError::SeveralHeaders => "the request has several `Authorization` headers; send one",
         };
-        let mut answer = problem(StatusCode::UNAUTHORIZED, &format!("{why} ({})", self.token_hint));
-        answer.headers_mut().insert(WWW_AUTHENTICATE, refused.challenge());
-        answer
+        let mut response =
+            error_response(StatusCode::UNAUTHORIZED, &format!("{message} ({})", self.token_hint));
+        response.headers_mut().insert(WWW_AUTHENTICATE, error.challenge());
+        response
     }
 }
 
@@ -86,7 +87,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 }
 
 /// Returns a set with this admin token, which holds the digest of the token only.
-pub(super) fn operator_tokens(token: &str) -> TokenSet {
+pub(super) fn admin_token_set(token: &str) -> TokenSet {
     TokenSet::new([(Arc::from("operator"), token)])
 }
 
@@ -96,20 +97,24 @@ mod tests {
     use crate::runtime::SystemClock;
     use http::{HeaderValue, header::AUTHORIZATION};
 
-    fn admitted(is_exposed: bool, may: RequiredAccess, shown: &[&'static str]) -> Result<(), StatusCode> {
+    fn admit_with(
+        is_exposed: bool,
+        required: RequiredAccess,
+        tokens: &[&'static str],
+    ) -> Result<(), StatusCode> {
         let sign_in = Arc::new(BrowserSignIn::new(Arc::new(SystemClock::new())));
         let where_found = CONFIGURED_HINT.to_owned();
         let gate = TokenGate {
-            tokens: operator_tokens("the-right-token"),
+            tokens: admin_token_set("the-right-token"),
             is_exposed,
             sign_in,
             token_hint: where_found,
         };
         let mut headers = HeaderMap::new();
-        for shown in shown {
+        for shown in tokens {
             headers.append(AUTHORIZATION, HeaderValue::from_static(shown));
         }
-        gate.admit(may, &mut headers).map_err(|answer| answer.status())
+        gate.admit(required, &mut headers).map_err(|answer| answer.status())
     }
 
     #[test]
@@ -125,10 +130,10 @@ mod tests {
             (RequiredAccess::Change, true, false),
         ] {
             let without = if is_open { Ok(()) } else { Err(StatusCode::UNAUTHORIZED) };
-            assert_eq!(admitted(is_exposed, may, &[]), without, "{may:?} {is_exposed}");
-            assert_eq!(admitted(is_exposed, may, WRONG), without, "{may:?} {is_exposed}");
-            assert_eq!(admitted(is_exposed, may, &[RIGHT[0], RIGHT[0]]), without, "{may:?} {is_exposed}");
-            assert_eq!(admitted(is_exposed, may, RIGHT), Ok(()), "{may:?} {is_exposed}");
+            assert_eq!(admit_with(is_exposed, may, &[]), without, "{may:?} {is_exposed}");
+            assert_eq!(admit_with(is_exposed, may, WRONG), without, "{may:?} {is_exposed}");
+            assert_eq!(admit_with(is_exposed, may, &[RIGHT[0], RIGHT[0]]), without, "{may:?} {is_exposed}");
+            assert_eq!(admit_with(is_exposed, may, RIGHT), Ok(()), "{may:?} {is_exposed}");
         }
     }
 }

@@ -48,10 +48,10 @@ enum TokenFileState {
 }
 
 /// Name of the token file. If another proxy uses it, the address is added to the name.
-const NAME: &str = "admin.token";
+const FILE_NAME: &str = "admin.token";
 
 /// Prefix of the data that a proof signs, so that a proof is valid for nothing else.
-const PROOF: &[u8] = b"deferral admin token\0";
+const PROOF_PREFIX: &[u8] = b"deferral admin token\0";
 
 // === impl GeneratedToken ===
 
@@ -59,7 +59,7 @@ impl GeneratedToken {
     /// Generates a token. [`GeneratedToken::write`] writes it to the first usable folder.
     pub fn new(folders: Vec<TokenFolder>) -> Self {
         let text = gate::hex(&random::<32>());
-        Self { tokens: gate::operator_tokens(&text), text, folders, file: Mutex::default() }
+        Self { tokens: gate::admin_token_set(&text), text, folders, file: Mutex::default() }
     }
 
     /// Returns the token as a set, to compare other tokens with.
@@ -79,22 +79,22 @@ impl GeneratedToken {
         if !matches!(*file, TokenFileState::Unwritten) {
             return;
         }
-        let mut why = "there is neither a store on disk nor $XDG_RUNTIME_DIR".to_owned();
+        let mut reason = "there is neither a store on disk nor $XDG_RUNTIME_DIR".to_owned();
         for folder in &self.folders {
             match self.write_in(folder, address) {
                 Ok((path, lock)) => {
                     *file = TokenFileState::Written { path, _lock: lock };
                     return;
                 }
-                Err(error) => why = error,
+                Err(error) => reason = error,
             }
         }
-        *file = TokenFileState::Failed(why);
+        *file = TokenFileState::Failed(reason);
     }
 
     fn write_in(&self, folder: &TokenFolder, address: SocketAddr) -> Result<(PathBuf, File), String> {
         let folder = folder.prepare()?;
-        let mut path = folder.join(NAME);
+        let mut path = folder.join(FILE_NAME);
         if is_locked(&path) {
             path = folder.join(format!("admin-{}-{}.token", address.ip(), address.port()));
         }
@@ -106,7 +106,7 @@ impl GeneratedToken {
     pub(super) fn path(&self) -> Result<PathBuf, String> {
         match &*self.file.lock() {
             TokenFileState::Written { path, .. } => Ok(path.clone()),
-            TokenFileState::Failed(why) => Err(why.clone()),
+            TokenFileState::Failed(reason) => Err(reason.clone()),
             TokenFileState::Unwritten => Err("it was not written to a file".to_owned()),
         }
     }
@@ -115,8 +115,8 @@ impl GeneratedToken {
     pub(super) fn remove(&self) {
         let written = std::mem::take(&mut *self.file.lock());
         if let TokenFileState::Written { path, _lock } = written {
-            let holds_ours = read(&path).is_ok_and(|text| text.trim_end() == self.text);
-            if holds_ours {
+            let is_own = read_text(&path).is_ok_and(|text| text.trim_end() == self.text);
+            if is_own {
                 // A file that cannot be removed is harmless, because the token ends with the process.
                 let _ = fs::remove_file(&path);
             }
@@ -128,7 +128,7 @@ impl GeneratedToken {
     pub(super) fn proof(&self, nonce: &str) -> String {
         let key = hmac::Key::new(hmac::HMAC_SHA256, self.text.as_bytes());
         let mut context = hmac::Context::with_key(&key);
-        context.update(PROOF);
+        context.update(PROOF_PREFIX);
         context.update(nonce.as_bytes());
         gate::hex(context.sign().as_ref())
     }
@@ -150,19 +150,19 @@ impl TokenFolder {
             Self::BesideStore(folder) => Ok(folder.clone()),
             Self::Runtime(base) => {
                 let folder = base.join("deferral");
-                let show = |why: &str| format!("{}: {why}", folder.display());
+                let describe = |why: &str| format!("{}: {why}", folder.display());
                 match DirBuilder::new().mode(0o700).create(&folder) {
                     Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                        return Err(show(&error.to_string()));
+                        return Err(describe(&error.to_string()));
                     }
                     Ok(()) | Err(_) => {}
                 }
                 // Links are not followed, because another user may have created them.
-                let found = fs::symlink_metadata(&folder).map_err(|error| show(&error.to_string()))?;
-                let is_own = found.uid() == rustix::process::geteuid().as_raw();
-                match found.is_dir() && is_own && found.mode() & 0o077 == 0 {
+                let metadata = fs::symlink_metadata(&folder).map_err(|error| describe(&error.to_string()))?;
+                let is_own = metadata.uid() == rustix::process::geteuid().as_raw();
+                match metadata.is_dir() && is_own && metadata.mode() & 0o077 == 0 {
                     true => Ok(folder),
-                    false => Err(show("is not a folder of this user only (mode 0700)")),
+                    false => Err(describe("is not a folder of this user only (mode 0700)")),
                 }
             }
         }
@@ -171,8 +171,8 @@ impl TokenFolder {
 
 /// Whether another proxy holds the lock of the token file.
 fn is_locked(path: &Path) -> bool {
-    let open = open_to_read(path);
-    open.is_ok_and(|file| {
+    let file = open_to_read(path);
+    file.is_ok_and(|file| {
         rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared).is_err()
     })
 }
@@ -180,21 +180,21 @@ fn is_locked(path: &Path) -> bool {
 /// Replaces a file by one with this text, and returns it, locked. The text is written to a temporary file and
 /// renamed, so that links are not followed.
 fn replace_file(path: &Path, text: &str) -> io::Result<File> {
-    let beside = path.with_file_name(format!(".{NAME}.{}", gate::hex(&random::<8>())));
-    let put = || {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+    let temporary = path.with_file_name(format!(".{FILE_NAME}.{}", gate::hex(&random::<8>())));
+    let write = || {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
         writeln!(file, "{text}")?;
-        fs::rename(&beside, path)?;
+        fs::rename(&temporary, path)?;
         Ok(file)
     };
-    put().inspect_err(|_: &io::Error| {
-        let _ = fs::remove_file(&beside);
+    write().inspect_err(|_: &io::Error| {
+        let _ = fs::remove_file(&temporary);
     })
 }
 
 /// Reads the text of a file, up to a maximum length.
-fn read(path: &Path) -> io::Result<String> {
+fn read_text(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     open_to_read(path)?.take(1 << 10).read_to_string(&mut text)?;
     Ok(text)
@@ -214,7 +214,7 @@ mod tests {
 
     const ADDRESS: &str = "127.0.0.1:8809";
 
-    fn written(folders: &[TokenFolder]) -> (GeneratedToken, Result<PathBuf, String>) {
+    fn write_token(folders: &[TokenFolder]) -> (GeneratedToken, Result<PathBuf, String>) {
         let token = GeneratedToken::new(folders.to_vec());
         token.write(ADDRESS.parse().expect("an address"));
         let place = token.path();
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn the_token_file_is_beside_the_store_private_and_removed() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (token, place) = written(&[TokenFolder::BesideStore(folder.path().to_owned())]);
+        let (token, place) = write_token(&[TokenFolder::BesideStore(folder.path().to_owned())]);
         let path = place.expect("it is written");
         assert_eq!(path, folder.path().join("admin.token"));
         assert_eq!(fs::metadata(&path).expect("it is there").permissions().mode() & 0o777, 0o600);
@@ -240,7 +240,7 @@ mod tests {
         let (victim, path) = (folder.path().join("victim"), folder.path().join("admin.token"));
         fs::write(&victim, "precious").expect("it is written");
         symlink(&victim, &path).expect("a link");
-        let (_token, place) = written(&[TokenFolder::BesideStore(folder.path().to_owned())]);
+        let (_token, place) = write_token(&[TokenFolder::BesideStore(folder.path().to_owned())]);
         assert_eq!(place.as_ref(), Ok(&path));
         assert!(fs::symlink_metadata(&path).expect("it is there").is_file());
         assert_eq!(fs::read_to_string(&victim).expect("text"), "precious");
@@ -251,8 +251,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("admin.token"), "stale\n").expect("it is written");
         let beside = [TokenFolder::BesideStore(folder.path().to_owned())];
-        let (one, first) = written(&beside);
-        let (other, second) = written(&beside);
+        let (one, first) = write_token(&beside);
+        let (other, second) = write_token(&beside);
         assert_eq!(second, Ok(folder.path().join("admin-127.0.0.1-8809.token")));
         let first = first.expect("it is written");
         assert_eq!(fs::read_to_string(&first).expect("text").trim(), one.expose());
@@ -268,16 +268,16 @@ mod tests {
     fn without_a_store_the_file_is_in_a_private_runtime_folder() {
         let base = tempfile::tempdir().expect("a folder");
         let runtime = [TokenFolder::Runtime(base.path().to_owned())];
-        let (_token, place) = written(&runtime);
+        let (_token, place) = write_token(&runtime);
         assert_eq!(place, Ok(base.path().join("deferral/admin.token")));
         let open = fs::Permissions::from_mode(0o755);
         fs::set_permissions(base.path().join("deferral"), open).expect("it is ours");
-        let (_other, place) = written(&runtime);
+        let (_other, place) = write_token(&runtime);
         assert!(place.as_ref().is_err_and(|why| why.contains("mode 0700")), "{place:?}");
         let elsewhere = tempfile::tempdir().expect("a folder");
         let linked = tempfile::tempdir().expect("a folder");
         symlink(elsewhere.path(), linked.path().join("deferral")).expect("a link");
-        let (_token, place) = written(&[TokenFolder::Runtime(linked.path().to_owned())]);
+        let (_token, place) = write_token(&[TokenFolder::Runtime(linked.path().to_owned())]);
         assert!(place.is_err() && fs::read_dir(elsewhere.path()).expect("a folder").count() == 0);
     }
 
@@ -285,10 +285,12 @@ mod tests {
     fn an_unusable_folder_is_skipped_and_a_missing_one_is_reported() {
         let base = tempfile::tempdir().expect("a folder");
         let nowhere = TokenFolder::BesideStore(base.path().join("missing"));
-        let (_token, place) = written(&[nowhere.clone(), TokenFolder::Runtime(base.path().to_owned())]);
+        let (_token, place) = write_token(&[nowhere.clone(), TokenFolder::Runtime(base.path().to_owned())]);
         assert_eq!(place, Ok(base.path().join("deferral/admin.token")));
-        assert!(written(&[nowhere]).1.is_err_and(|why| why.contains("missing/admin.token: No such file")));
-        assert!(written(&[]).1.is_err_and(|why| why.contains("$XDG_RUNTIME_DIR")));
+        assert!(
+            write_token(&[nowhere]).1.is_err_and(|why| why.contains("missing/admin.token: No such file"))
+        );
+        assert!(write_token(&[]).1.is_err_and(|why| why.contains("$XDG_RUNTIME_DIR")));
     }
 
     #[test]

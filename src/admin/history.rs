@@ -3,7 +3,7 @@
 //! Ended calls are counted every [`STEP`], whether a page is open or not; the number of steps is bounded.
 
 use super::{
-    response::{AdminResponse, json},
+    response::{AdminResponse, json_response},
     server::AdminParts,
 };
 use crate::{protocol::WallTime, runtime::Mutex, telemetry::metrics};
@@ -21,7 +21,7 @@ struct HistoryRing {
     /// Calls that ended in each step, oldest first; at most [`STEPS`].
     ended: VecDeque<u64>,
     /// End of the last step; `None` before the first count.
-    until: Option<WallTime>,
+    last_step_end: Option<WallTime>,
     /// Total number of calls that had ended by the end of the last step.
     total: u64,
 }
@@ -35,27 +35,27 @@ const STEPS: usize = 720;
 
 impl CallHistory {
     /// Responds with the steps as JSON.
-    pub(super) fn answer(&self) -> AdminResponse {
+    pub(super) fn respond(&self) -> AdminResponse {
         let ring = self.0.lock();
         let body = value!({
             "step_ms": u64::try_from(STEP.as_millis()).unwrap_or(u64::MAX),
-            "until": ring.until.map(|until| until.to_string()),
+            "until": ring.last_step_end.map(|until| until.to_string()),
             "ended": ring.ended,
         });
-        json(StatusCode::OK, body.to_string().into())
+        json_response(StatusCode::OK, body.to_string().into())
     }
 
     /// Adds a step with the calls that ended since the previous count. The first count adds none.
-    fn count(&self, total: u64, now: WallTime) {
+    fn add_step(&self, total: u64, now: WallTime) {
         let mut ring = self.0.lock();
-        if ring.until.is_some() {
+        if ring.last_step_end.is_some() {
             let ended = total.saturating_sub(ring.total);
             ring.ended.push_back(ended);
             if ring.ended.len() > STEPS {
                 ring.ended.pop_front();
             }
         }
-        ring.until = Some(now);
+        ring.last_step_end = Some(now);
         ring.total = total;
     }
 }
@@ -68,7 +68,7 @@ pub(super) async fn record_periodically(parts: impl Fn() -> Arc<AdminParts> + Se
     loop {
         ticks.tick().await;
         let parts = parts();
-        parts.history.count(metrics::calls().total, parts.operators.now().wall());
+        parts.history.add_step(metrics::calls().total, parts.operators.now().wall());
     }
 }
 
@@ -81,19 +81,19 @@ mod tests {
         let history = CallHistory::default();
         let at = |step: u64| WallTime::from_millis(step * 5_000);
         for step in 0..=STEPS as u64 + 10 {
-            history.count(100 + step * 7, at(step));
+            history.add_step(100 + step * 7, at(step));
         }
         let ring = history.0.lock();
-        assert_eq!((ring.ended.len(), ring.until), (STEPS, Some(at(STEPS as u64 + 10))));
+        assert_eq!((ring.ended.len(), ring.last_step_end), (STEPS, Some(at(STEPS as u64 + 10))));
         assert!(ring.ended.iter().all(|ended| *ended == 7));
     }
 
     #[test]
     fn the_first_count_adds_no_step_and_a_reset_counter_adds_zero() {
         let history = CallHistory::default();
-        history.count(1_000, WallTime::from_millis(1));
+        history.add_step(1_000, WallTime::from_millis(1));
         assert!(history.0.lock().ended.is_empty(), "calls before the first count are in no step");
-        history.count(3, WallTime::from_millis(5_001));
+        history.add_step(3, WallTime::from_millis(5_001));
         assert_eq!(history.0.lock().ended, [0]);
     }
 }

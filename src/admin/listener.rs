@@ -4,7 +4,7 @@
 //! connections are busy, as with `/events` streams, a few more are accepted for one health check each, so
 //! that liveness can always be checked.
 
-use super::response::{AdminResponse, problem};
+use super::response::{AdminResponse, error_response};
 use crate::{
     front::WriteTimeoutStream,
     protocol::request_head,
@@ -46,7 +46,7 @@ pub(super) trait ListenerService: Clone + Send + Sync + 'static {
     fn respond(
         &self,
         request: Request<Incoming>,
-        serves: RequestScope,
+        scope: RequestScope,
         receiving: IncompleteBody<'_>,
     ) -> impl Future<Output = AdminResponse> + Send;
 }
@@ -103,7 +103,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Minimum idle time before a connection is evicted if all connections are in use, including those for health
 /// checks.
-const MIN_IDLE_OF_PROBES: Duration = Duration::from_millis(250);
+const MIN_IDLE_WHEN_FULL: Duration = Duration::from_millis(250);
 
 /// Interval between two checks for a free connection.
 const PERMIT_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -111,11 +111,11 @@ const PERMIT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Accepts connections. Dropping the future closes all connections.
 pub(super) async fn accept(
     mut listener: NetworkListener,
-    site: impl ListenerService,
+    service: impl ListenerService,
     bounds: ListenerBounds,
 ) {
     let (clock, idle) = (SystemClock::new(), Arc::new(IdleConnections::default()));
-    let (mut connections, mut full) = (JoinSet::new(), EventThrottle::default());
+    let (mut connections, mut full_throttle) = (JoinSet::new(), EventThrottle::default());
     loop {
         let accepted = tokio::select! {
             Some(_ended) = connections.join_next() => continue,
@@ -123,11 +123,12 @@ pub(super) async fn accept(
         };
         match accepted {
             Ok(stream) => {
-                let serves = wait_for_permit(&mut connections, &idle, &clock, bounds, &mut full).await;
+                let scope =
+                    wait_for_permit(&mut connections, &idle, &clock, bounds, &mut full_throttle).await;
                 let peer = PeerAddress(peer_address(&stream));
                 let guard = idle.admit(peer.0, clock.now());
-                idle.close_excess_pending(&guard, bounds.pending(), clock.now(), Duration::ZERO);
-                connections.spawn(serve((stream, peer), site.clone(), guard, serves));
+                idle.close_excess_pending(&guard, bounds.max_pending(), clock.now(), Duration::ZERO);
+                connections.spawn(serve_connection((stream, peer), service.clone(), guard, scope));
             }
             Err(error) => {
                 let listener = bounds.name;
@@ -145,7 +146,7 @@ async fn wait_for_permit(
     idle: &IdleConnections,
     clock: &dyn Clock,
     bounds: ListenerBounds,
-    full: &mut EventThrottle,
+    throttle: &mut EventThrottle,
 ) -> RequestScope {
     loop {
         while connections.try_join_next().is_some() {}
@@ -153,15 +154,15 @@ async fn wait_for_permit(
         if open < bounds.connections {
             return RequestScope::Everything;
         }
-        if let Some(times) = full.count(clock.now()) {
+        if let Some(times) = throttle.count(clock.now()) {
             let ListenerBounds { name: listener, connections, .. } = bounds;
             tracing::warn!(target: "deferral", event = "admin_connections_full", listener, connections, times);
         }
-        if open < bounds.all() {
-            let has_room = idle.close_longest_idle(clock.now(), MIN_IDLE);
-            return if has_room { RequestScope::Everything } else { RequestScope::OneProbe };
+        if open < bounds.total() {
+            let is_closing = idle.close_longest_idle(clock.now(), MIN_IDLE);
+            return if is_closing { RequestScope::Everything } else { RequestScope::OneProbe };
         }
-        idle.close_longest_idle(clock.now(), MIN_IDLE_OF_PROBES);
+        idle.close_longest_idle(clock.now(), MIN_IDLE_WHEN_FULL);
         tokio::select! {
             _ = connections.join_next() => {}
             () = sleep(PERMIT_POLL_INTERVAL) => {}
@@ -171,21 +172,21 @@ async fn wait_for_permit(
 
 /// Serves a connection from its handshake to its end. Errors are ignored, because they concern the client
 /// alone.
-async fn serve(
+async fn serve_connection(
     (stream, peer): (NetworkStream, PeerAddress),
-    site: impl ListenerService,
+    service: impl ListenerService,
     guard: IdleGuard,
-    serves: RequestScope,
+    scope: RequestScope,
 ) {
     // The write timeout is below TLS, so that a client that accepts no bytes does not keep its connection.
     let stream = WriteTimeoutStream::new(stream, WRITE);
     let activity = &guard.activity;
     let serving = async {
-        match site.tls() {
-            None => connection((stream, peer), &site, activity, serves).await,
+        match service.tls() {
+            None => serve_http((stream, peer), &service, activity, scope).await,
             Some(tls) => {
                 if let Ok(Ok(stream)) = timeout(READ_HEADERS, tls.accept(stream)).await {
-                    connection((stream, peer), &site, activity, serves).await;
+                    serve_http((stream, peer), &service, activity, scope).await;
                 }
             }
         }
@@ -205,46 +206,46 @@ async fn wait_until_evicted(activity: &ConnectionActivity) {
 }
 
 /// Serves HTTP on a stream.
-pub(super) async fn connection(
+pub(super) async fn serve_http(
     (stream, peer): (impl AsyncRead + AsyncWrite + Unpin + Send + 'static, PeerAddress),
-    site: &impl ListenerService,
+    service: &impl ListenerService,
     activity: &Arc<ConnectionActivity>,
-    serves: RequestScope,
+    scope: RequestScope,
 ) {
-    let answer = service_fn(async |mut request: Request<Incoming>| {
+    let http_service = service_fn(async |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
         let busy = RequestGuard::begin(Arc::clone(activity));
-        let answer = match request_head::check(request.version(), request.uri(), request.headers()) {
-            Ok(()) => site.respond(request, serves, activity.begin_body()).await,
+        let response = match request_head::check(request.version(), request.uri(), request.headers()) {
+            Ok(()) => service.respond(request, scope, activity.begin_body()).await,
             Err(error) => {
-                let mut answer = problem(error.status(), &error.to_string());
-                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-                answer
+                let mut response = error_response(error.status(), &error.to_string());
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                response
             }
         };
-        Ok::<_, Infallible>(busy.until_sent(answer))
+        Ok::<_, Infallible>(busy.guard_body(response))
     });
-    let read_headers = if serves == RequestScope::OneProbe { READ_PROBE } else { READ_HEADERS };
+    let read_headers = if scope == RequestScope::OneProbe { READ_PROBE } else { READ_HEADERS };
     let _ = http1::Builder::new()
         .timer(TokioTimer::new())
         .half_close(true)
-        .keep_alive(serves == RequestScope::Everything)
+        .keep_alive(scope == RequestScope::Everything)
         .header_read_timeout(read_headers)
         .max_buf_size(16 << 10)
-        .serve_connection(TokioIo::new(stream), answer)
+        .serve_connection(TokioIo::new(stream), http_service)
         .await;
 }
 
 // === impl ListenerBounds ===
 
 impl ListenerBounds {
-    const fn all(self) -> usize {
+    const fn total(self) -> usize {
         self.connections + self.probes
     }
 
     /// Maximum number of connections of one network that have not completed a request.
-    const fn pending(self) -> usize {
-        self.all() / 2
+    const fn max_pending(self) -> usize {
+        self.total() / 2
     }
 }
 
@@ -256,8 +257,8 @@ impl RequestGuard {
         Self { activity, clock: SystemClock::new() }
     }
 
-    fn until_sent<B>(self, answer: Response<B>) -> Response<GuardedBody<B>> {
-        answer.map(|body| GuardedBody { body, _busy: self })
+    fn guard_body<B>(self, response: Response<B>) -> Response<GuardedBody<B>> {
+        response.map(|body| GuardedBody { body, _busy: self })
     }
 }
 

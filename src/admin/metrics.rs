@@ -26,7 +26,7 @@ struct ToolView<'a> {
 
 /// Returns all metrics in Prometheus' text format; without those of tasks if the store fails.
 pub(super) async fn prometheus_text(servers: &RouteServers, ledger: &TaskLedger) -> Bytes {
-    let tasks = count(ledger).await.into_iter().map(|tally| (tally.route, tally.status, tally.tasks));
+    let tasks = count_tasks(ledger).await.into_iter().map(|tally| (tally.route, tally.status, tally.tasks));
     let servers = servers.iter().map(|(route, server)| {
         let health = server.health();
         ServerSnapshot {
@@ -40,29 +40,35 @@ pub(super) async fn prometheus_text(servers: &RouteServers, ledger: &TaskLedger)
 }
 
 /// Returns the metrics of each tool as JSON. `since` is the formatted start of the counting.
-pub(super) fn tools(since: &str) -> Bytes {
-    let shown = |tool: ToolSnapshot| {
-        let within = |share| tool.calls.quantile(share).map(|time| time.as_micros());
-        ToolView { p50_us: within(0.5), p90_us: within(0.9), p99_us: within(0.99), since, tool }
+pub(super) fn tools_json(since: &str) -> Bytes {
+    let to_view = |tool: ToolSnapshot| {
+        let quantile_us = |share| tool.calls.quantile(share).map(|time| time.as_micros());
+        ToolView {
+            p50_us: quantile_us(0.5),
+            p90_us: quantile_us(0.9),
+            p99_us: quantile_us(0.99),
+            since,
+            tool,
+        }
     };
-    json(&metrics::tools().into_iter().map(shown).collect::<Vec<_>>())
+    to_json(&metrics::tools().into_iter().map(to_view).collect::<Vec<_>>())
 }
 
 /// Returns the metrics of each limit as JSON.
-pub(super) async fn limits(ledger: &TaskLedger) -> Bytes {
-    count(ledger).await;
-    json(&metrics::limits())
+pub(super) async fn limits_json(ledger: &TaskLedger) -> Bytes {
+    count_tasks(ledger).await;
+    to_json(&metrics::limits())
 }
 
 /// Counts tasks by route and status, and updates the usage of the task limits. Returns nothing if the store
 /// fails.
-async fn count(ledger: &TaskLedger) -> Vec<TaskTally> {
-    let Ok((census, usage)) = ledger.census().await else { return Vec::new() };
+async fn count_tasks(ledger: &TaskLedger) -> Vec<TaskTally> {
+    let Ok((tallies, usage)) = ledger.census().await else { return Vec::new() };
     Limit::Tasks.set_used(usage.tasks);
     Limit::StoredBytes.set_used(usage.stored_bytes);
-    census
+    tallies
 }
 
-fn json(shown: &impl Serialize) -> Bytes {
-    serde_json::to_vec(shown).expect("it is written to memory").into()
+fn to_json(value: &impl Serialize) -> Bytes {
+    serde_json::to_vec(value).expect("it is written to memory").into()
 }

@@ -7,7 +7,7 @@ use super::{
     listener::{self, ListenerBounds, ListenerService, PeerAddress, RequestScope},
     metrics,
     processes::RouteServers,
-    response::{AdminResponse, problem, text},
+    response::{AdminResponse, error_response, text_response},
     server::Error,
 };
 use crate::{
@@ -43,7 +43,7 @@ struct MetricsSources {
 /// Maximum number of connections of the metrics listener.
 const CONNECTIONS: usize = 8;
 
-const PATH: &str = "/metrics";
+const METRICS_PATH: &str = "/metrics";
 
 /// Starts to serve metrics. Must be called within a runtime.
 ///
@@ -56,14 +56,14 @@ pub fn serve_metrics(
 ) -> Result<MetricsListener, Error> {
     let listener = Network::System.listen(address).map_err(|source| Error::Metrics { address, source })?;
     let address = listener.address().unwrap_or(address);
-    let shown = SwapCell::new(MetricsSources { servers, ledger });
-    let task = tokio::spawn(accept(listener, shown.clone()));
-    Ok(MetricsListener { address, task, sources: shown })
+    let sources = SwapCell::new(MetricsSources { servers, ledger });
+    let task = tokio::spawn(accept(listener, sources.clone()));
+    Ok(MetricsListener { address, task, sources })
 }
 
-async fn accept(listener: NetworkListener, shown: SwapCell<MetricsSources>) {
+async fn accept(listener: NetworkListener, sources: SwapCell<MetricsSources>) {
     let bounds = ListenerBounds { connections: CONNECTIONS, probes: 0, name: "metrics" };
-    listener::accept(listener, shown, bounds).await;
+    listener::accept(listener, sources, bounds).await;
 }
 
 impl ListenerService for SwapCell<MetricsSources> {
@@ -74,31 +74,32 @@ impl ListenerService for SwapCell<MetricsSources> {
     async fn respond(
         &self,
         request: Request<Incoming>,
-        _serves: RequestScope,
+        _scope: RequestScope,
         receiving: IncompleteBody<'_>,
     ) -> AdminResponse {
         // The body is not read.
         drop(receiving);
-        let shown = self.load_full();
+        let sources = self.load_full();
         let path = request.uri().path();
-        if path != PATH {
-            let error = format!("nothing is served at `{path}`; served here: {PATH}");
-            return problem(StatusCode::NOT_FOUND, &error);
+        if path != METRICS_PATH {
+            let error = format!("nothing is served at `{path}`; served here: {METRICS_PATH}");
+            return error_response(StatusCode::NOT_FOUND, &error);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut answer = problem(StatusCode::METHOD_NOT_ALLOWED, "`/metrics` allows only GET, HEAD");
-            answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-            return answer;
+            let mut response =
+                error_response(StatusCode::METHOD_NOT_ALLOWED, "`/metrics` allows only GET, HEAD");
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return response;
         }
         if let Some(origin) = request.headers().get(ORIGIN) {
             let client = request.extensions().get().and_then(|PeerAddress(address)| *address);
             let (forwarded, origin) = (forwarded_for(request.headers()), headers::text(origin));
             let (forwarded, origin) = (forwarded.as_deref(), Some(&*origin));
             AccessDenied { listener: "metrics", client, forwarded, host: None, origin }.emit();
-            return problem(StatusCode::FORBIDDEN, "requests from web pages are refused");
+            return error_response(StatusCode::FORBIDDEN, "requests from web pages are refused");
         }
-        let written = metrics::prometheus_text(&shown.servers, &shown.ledger).await;
-        text(StatusCode::OK, telemetry::metrics::TEXT, written)
+        let body = metrics::prometheus_text(&sources.servers, &sources.ledger).await;
+        text_response(StatusCode::OK, telemetry::metrics::TEXT, body)
     }
 }
 

@@ -3,7 +3,7 @@
 //! The page shows untrusted text (names of tools, messages), so its headers allow only these files to run,
 //! and only requests to this address.
 
-use super::response::{AdminResponse, text};
+use super::response::{AdminResponse, text_response};
 use bytes::Bytes;
 use http::{
     HeaderName, HeaderValue, StatusCode,
@@ -11,7 +11,7 @@ use http::{
 };
 
 /// Security headers of the page. `tests/page/fake.mjs` has the same.
-const HEADERS: [(HeaderName, &str); 3] = [
+const SECURITY_HEADERS: [(HeaderName, &str); 3] = [
     (
         CONTENT_SECURITY_POLICY,
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -56,11 +56,11 @@ pub(super) static PLOT_STYLE: PageFile =
 
 impl PageFile {
     /// Responds with the file and the security headers of the page.
-    pub(super) fn answer(&self) -> AdminResponse {
-        let mut answer = text(StatusCode::OK, self.media, Bytes::from_static(self.body));
-        for (name, value) in HEADERS {
-            answer.headers_mut().insert(name, HeaderValue::from_static(value));
+    pub(super) fn respond(&self) -> AdminResponse {
+        let mut response = text_response(StatusCode::OK, self.media, Bytes::from_static(self.body));
+        for (name, value) in SECURITY_HEADERS {
+            response.headers_mut().insert(name, HeaderValue::from_static(value));
         }
-        answer
+        response
     }
 }

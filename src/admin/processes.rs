@@ -21,10 +21,10 @@ struct RouteProcesses {
 }
 
 /// Returns the processes of each route with a stdio server, as JSON.
-pub(super) fn shown(servers: &RouteServers) -> Bytes {
-    let of = |(path, server): &(Arc<str>, Arc<dyn Upstream>)| {
+pub(super) fn processes_json(servers: &RouteServers) -> Bytes {
+    let route_processes = |(path, server): &(Arc<str>, Arc<dyn Upstream>)| {
         Some(RouteProcesses { path: path.clone(), processes: server.processes()? })
     };
-    let shown = ProcessesView { routes: servers.iter().filter_map(of).collect() };
-    serde_json::to_vec(&shown).expect("it is written to memory").into()
+    let view = ProcessesView { routes: servers.iter().filter_map(route_processes).collect() };
+    serde_json::to_vec(&view).expect("it is written to memory").into()
 }

@@ -1,6 +1,6 @@
 //! `POST /reload`: reloads the configuration, as SIGHUP does.
 
-use super::response::{AdminResponse, json, problem};
+use super::response::{AdminResponse, error_response, json_response};
 use http::StatusCode;
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
@@ -32,8 +32,8 @@ const QUEUE: usize = 8;
 impl ReloadSender {
     /// Creates a queue of reload requests.
     pub fn new() -> (Self, ReloadReceiver) {
-        let (ask, asked) = mpsc::channel(QUEUE);
-        (Self(Some(ask)), asked)
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        (Self(Some(sender)), receiver)
     }
 
     /// Creates a sender for a proxy whose configuration cannot be reloaded: each request gets 409.
@@ -44,12 +44,12 @@ impl ReloadSender {
     /// Requests a reload, waits for its result, and responds with the changed keys, or 422 and the error.
     pub(super) async fn respond(&self) -> AdminResponse {
         let (reply, result) = oneshot::channel();
-        let asked = match &self.0 {
-            Some(ask) => ask.send(reply).await.is_ok(),
+        let is_requested = match &self.0 {
+            Some(sender) => sender.send(reply).await.is_ok(),
             None => false,
         };
-        if !asked {
-            return problem(
+        if !is_requested {
+            return error_response(
                 StatusCode::CONFLICT,
                 "there is no configuration to reload, or the proxy is shutting down",
             );
@@ -57,13 +57,13 @@ impl ReloadSender {
         match result.await {
             Ok(Ok(changed)) => {
                 let body = serde_json::to_vec(&changed).expect("names are JSON");
-                json(StatusCode::OK, body.into())
+                json_response(StatusCode::OK, body.into())
             }
-            Ok(Err(why)) => problem(
+            Ok(Err(error)) => error_response(
                 StatusCode::UNPROCESSABLE_ENTITY,
-                &format!("the configuration was not changed: {why}"),
+                &format!("the configuration was not changed: {error}"),
             ),
-            Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the proxy is shutting down"),
+            Err(_) => error_response(StatusCode::SERVICE_UNAVAILABLE, "the proxy is shutting down"),
         }
     }
 }

@@ -13,21 +13,21 @@ use std::convert::Infallible;
 pub(super) type AdminResponse = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
 /// Builds an error response: `{"error": …}`.
-pub(super) fn problem(status: StatusCode, error: &str) -> AdminResponse {
-    json(status, json!({ "error": error }).to_string().into())
+pub(super) fn error_response(status: StatusCode, error: &str) -> AdminResponse {
+    json_response(status, json!({ "error": error }).to_string().into())
 }
 
 /// Builds a response with a JSON body.
-pub(super) fn json(status: StatusCode, body: Bytes) -> AdminResponse {
-    text(status, "application/json", body)
+pub(super) fn json_response(status: StatusCode, body: Bytes) -> AdminResponse {
+    text_response(status, "application/json", body)
 }
 
 /// Builds a response with this media type, which must not be cached, because it shows the current state.
-pub(super) fn text(status: StatusCode, media: &'static str, body: Bytes) -> AdminResponse {
-    let mut answer = Response::new(Full::new(body).boxed_unsync());
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
+pub(super) fn text_response(status: StatusCode, media: &'static str, body: Bytes) -> AdminResponse {
+    let mut response = Response::new(Full::new(body).boxed_unsync());
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(media));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    answer
+    response
 }

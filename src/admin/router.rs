@@ -4,7 +4,7 @@ use super::{
     events,
     gate::RequiredAccess,
     health, metrics, page, processes,
-    response::{AdminResponse, json, problem, text},
+    response::{AdminResponse, error_response, json_response, text_response},
     routes,
     server::AdminParts,
     tap, tasks, token_endpoints,
@@ -40,13 +40,13 @@ pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
         method: Method::GET,
         path: "/live",
         requires: RequiredAccess::Probe,
-        handler: |_, _| Box::pin(async { fixed(health::live()) }),
+        handler: |_, _| Box::pin(async { respond_with_json(health::liveness()) }),
     },
     AdminEndpoint {
         method: Method::GET,
         path: "/ready",
         requires: RequiredAccess::Probe,
-        handler: |parts, _| Box::pin(async move { fixed(parts.ready()) }),
+        handler: |parts, _| Box::pin(async move { respond_with_json(parts.ready()) }),
     },
     AdminEndpoint {
         method: Method::GET,
@@ -55,7 +55,7 @@ pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
         handler: |parts, _| {
             Box::pin(async move {
                 let written = metrics::prometheus_text(&parts.servers, &parts.ledger).await;
-                text(StatusCode::OK, telemetry::metrics::TEXT, written)
+                text_response(StatusCode::OK, telemetry::metrics::TEXT, written)
             })
         },
     },
@@ -64,7 +64,9 @@ pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
         path: "/tools",
         requires: RequiredAccess::Read,
         handler: |parts, _| {
-            Box::pin(async move { json(StatusCode::OK, metrics::tools(parts.events.started())) })
+            Box::pin(
+                async move { json_response(StatusCode::OK, metrics::tools_json(parts.events.started())) },
+            )
         },
     },
     AdminEndpoint {
@@ -72,42 +74,46 @@ pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
         path: "/limits",
         requires: RequiredAccess::Read,
         handler: |parts, _| {
-            Box::pin(async move { json(StatusCode::OK, metrics::limits(&parts.ledger).await) })
+            Box::pin(async move { json_response(StatusCode::OK, metrics::limits_json(&parts.ledger).await) })
         },
     },
     AdminEndpoint {
         method: Method::GET,
         path: "/tasks",
         requires: RequiredAccess::Read,
-        handler: |parts, asked| Box::pin(async move { tasks::page(&parts, &asked.query).await }),
+        handler: |parts, request| {
+            Box::pin(async move { tasks::respond_with_page(&parts, &request.query).await })
+        },
     },
     AdminEndpoint {
         method: Method::GET,
         path: "/tasks/{task}",
         requires: RequiredAccess::Read,
-        handler: |parts, asked| {
-            Box::pin(async move { tasks::show_task(&parts, &asked.path_parameters[0]).await })
+        handler: |parts, request| {
+            Box::pin(async move { tasks::show_task(&parts, &request.path_parameters[0]).await })
         },
     },
     AdminEndpoint {
         method: Method::POST,
         path: "/tasks/{task}/cancel",
         requires: RequiredAccess::Change,
-        handler: |parts, asked| {
-            Box::pin(async move { tasks::cancel(&parts, &asked.path_parameters[0]).await })
+        handler: |parts, request| {
+            Box::pin(async move { tasks::cancel(&parts, &request.path_parameters[0]).await })
         },
     },
     AdminEndpoint {
         method: Method::GET,
         path: "/routes",
         requires: RequiredAccess::Read,
-        handler: |parts, _| Box::pin(async move { json(StatusCode::OK, routes::shown(&parts.routes)) }),
+        handler: |parts, _| {
+            Box::pin(async move { json_response(StatusCode::OK, routes::routes_json(&parts.routes)) })
+        },
     },
     AdminEndpoint {
         method: Method::GET,
         path: "/config",
         requires: RequiredAccess::Read,
-        handler: |parts, _| Box::pin(async move { json(StatusCode::OK, parts.settings.clone()) }),
+        handler: |parts, _| Box::pin(async move { json_response(StatusCode::OK, parts.settings.clone()) }),
     },
     AdminEndpoint {
         method: Method::POST,
@@ -119,55 +125,61 @@ pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
         method: Method::GET,
         path: "/events",
         requires: RequiredAccess::Read,
-        handler: |parts, _| Box::pin(async move { events::stream(&parts) }),
+        handler: |parts, _| Box::pin(async move { events::open_stream(&parts) }),
     },
     AdminEndpoint {
         method: Method::GET,
         path: "/history",
         requires: RequiredAccess::Read,
-        handler: |parts, _| Box::pin(async move { parts.history.answer() }),
+        handler: |parts, _| Box::pin(async move { parts.history.respond() }),
     },
     AdminEndpoint {
         method: Method::GET,
         path: "/tap",
         // The tap changes nothing, but shows confidential data.
         requires: RequiredAccess::Change,
-        handler: |parts, asked| Box::pin(async move { tap::stream(&parts, &asked.query) }),
+        handler: |parts, request| Box::pin(async move { tap::open_stream(&parts, &request.query) }),
     },
     AdminEndpoint {
         method: Method::GET,
         path: "/processes",
         requires: RequiredAccess::Read,
-        handler: |parts, _| Box::pin(async move { json(StatusCode::OK, processes::shown(&parts.servers)) }),
+        handler: |parts, _| {
+            Box::pin(async move { json_response(StatusCode::OK, processes::processes_json(&parts.servers)) })
+        },
     },
     AdminEndpoint {
         method: Method::POST,
         path: "/session",
         // The endpoint takes a one-time code instead of a token.
         requires: RequiredAccess::Probe,
-        handler: |parts, asked| Box::pin(async move { token_endpoints::session(&parts, &asked.body) }),
+        handler: |parts, request| {
+            Box::pin(async move { token_endpoints::redeem_code(&parts, &request.body) })
+        },
     },
     AdminEndpoint {
         method: Method::GET,
         path: "/token",
         requires: RequiredAccess::Read,
-        handler: |parts, asked| Box::pin(async move { token_endpoints::token_file(&parts, &asked.query) }),
+        handler: |parts, request| {
+            Box::pin(async move { token_endpoints::token_file(&parts, &request.query) })
+        },
     },
-    file("/", |_, _| Box::pin(async { page::INDEX.answer() })),
-    file("/app.js", |_, _| Box::pin(async { page::SCRIPT.answer() })),
-    file("/style.css", |_, _| Box::pin(async { page::STYLE.answer() })),
-    file("/icon.svg", |_, _| Box::pin(async { page::ICON.answer() })),
-    file("/uplot.js", |_, _| Box::pin(async { page::PLOT.answer() })),
-    file("/uplot.css", |_, _| Box::pin(async { page::PLOT_STYLE.answer() })),
+    page_file("/", |_, _| Box::pin(async { page::INDEX.respond() })),
+    page_file("/app.js", |_, _| Box::pin(async { page::SCRIPT.respond() })),
+    page_file("/style.css", |_, _| Box::pin(async { page::STYLE.respond() })),
+    page_file("/icon.svg", |_, _| Box::pin(async { page::ICON.respond() })),
+    page_file("/uplot.js", |_, _| Box::pin(async { page::PLOT.respond() })),
+    page_file("/uplot.css", |_, _| Box::pin(async { page::PLOT_STYLE.respond() })),
 ];
 
 /// Creates the endpoint of a file of the page. The file requires no token; the data that the page requests
 /// does.
-const fn file(
+const fn page_file(
     path: &'static str,
-    answer: fn(Arc<AdminParts>, AdminRequest) -> BoxFuture<'static, AdminResponse>,
+    handler: fn(Arc<AdminParts>, AdminRequest) -> BoxFuture<'static, AdminResponse>,
 ) -> AdminEndpoint {
-    AdminEndpoint { method: Method::GET, path, requires: RequiredAccess::Probe, handler: answer }
+    AdminEndpoint { method: Method::GET, path, requires: RequiredAccess::Probe, handler }
 }
 
 // === impl AdminEndpoint ===
@@ -183,57 +195,58 @@ impl AdminEndpoint {
 ///
 /// # Errors
 /// A response that lists the available paths or methods.
-pub(super) fn find(
+pub(super) fn find_endpoint(
     method: &Method,
     path: &str,
 ) -> Result<(&'static AdminEndpoint, AdminRequest), Box<AdminResponse>> {
-    let there: Vec<_> =
+    let matching: Vec<_> =
         ENDPOINTS.iter().filter_map(|served| Some((served, match_path(served.path, path)?))).collect();
-    if there.is_empty() {
+    if matching.is_empty() {
         let paths: Vec<_> = ENDPOINTS.iter().map(|served| served.path).collect();
         let error = format!("nothing is served at `{path}`; served here: {}", paths.join(", "));
-        return Err(Box::new(problem(StatusCode::NOT_FOUND, &error)));
+        return Err(Box::new(error_response(StatusCode::NOT_FOUND, &error)));
     }
-    let allowed: Vec<_> = there.iter().flat_map(|(served, _)| methods(&served.method)).copied().collect();
-    let wanted = if *method == Method::HEAD { &Method::GET } else { method };
-    match there.into_iter().find(|(served, _)| served.method == wanted) {
-        Some((served, named)) => {
-            Ok((served, AdminRequest { path_parameters: named, query: String::new(), body: Bytes::new() }))
+    let allowed: Vec<_> =
+        matching.iter().flat_map(|(served, _)| allowed_methods(&served.method)).copied().collect();
+    let effective_method = if *method == Method::HEAD { &Method::GET } else { method };
+    match matching.into_iter().find(|(served, _)| served.method == effective_method) {
+        Some((endpoint, path_parameters)) => {
+            Ok((endpoint, AdminRequest { path_parameters, query: String::new(), body: Bytes::new() }))
         }
-        None => Err(Box::new(not_allowed(path, &allowed.join(", ")))),
+        None => Err(Box::new(method_not_allowed(path, &allowed.join(", ")))),
     }
 }
 
-fn not_allowed(path: &str, allowed: &str) -> AdminResponse {
+fn method_not_allowed(path: &str, allowed: &str) -> AdminResponse {
     let error = format!("`{path}` allows only {allowed}");
-    let mut answer = problem(StatusCode::METHOD_NOT_ALLOWED, &error);
+    let mut response = error_response(StatusCode::METHOD_NOT_ALLOWED, &error);
     let allowed = HeaderValue::from_str(allowed).expect("method names are valid header values");
-    answer.headers_mut().insert(ALLOW, allowed);
-    answer
+    response.headers_mut().insert(ALLOW, allowed);
+    response
 }
 
-fn methods(served: &Method) -> &'static [&'static str] {
-    if *served == Method::GET { &["GET", "HEAD"] } else { &["POST"] }
+fn allowed_methods(method: &Method) -> &'static [&'static str] {
+    if *method == Method::GET { &["GET", "HEAD"] } else { &["POST"] }
 }
 
 /// Returns the values of the path parameters, if the path matches the pattern.
 fn match_path(pattern: &str, path: &str) -> Option<Vec<String>> {
-    let (mut wanted, mut given) = (pattern.split('/'), path.split('/'));
-    let mut named = Vec::new();
+    let (mut pattern_segments, mut path_segments) = (pattern.split('/'), path.split('/'));
+    let mut parameters = Vec::new();
     loop {
-        match (wanted.next(), given.next()) {
-            (None, None) => return Some(named),
-            (Some(wanted), Some(given)) if wanted.starts_with('{') && !given.is_empty() => {
-                named.push(given.to_owned());
+        match (pattern_segments.next(), path_segments.next()) {
+            (None, None) => return Some(parameters),
+            (Some(expected), Some(segment)) if expected.starts_with('{') && !segment.is_empty() => {
+                parameters.push(segment.to_owned());
             }
-            (Some(wanted), Some(given)) if wanted == given => {}
+            (Some(expected), Some(segment)) if expected == segment => {}
             (None | Some(_), _) => return None,
         }
     }
 }
 
-fn fixed((status, body): (StatusCode, Bytes)) -> AdminResponse {
-    json(status, body)
+fn respond_with_json((status, body): (StatusCode, Bytes)) -> AdminResponse {
+    json_response(status, body)
 }
 
 #[cfg(test)]

@@ -42,12 +42,12 @@ struct ToolRuleView<'a> {
 }
 
 /// Returns the routes, and the state of their servers, as JSON.
-pub(super) fn shown(routes: &[RouteEntry]) -> Bytes {
-    let shown: Vec<_> = routes.iter().map(of).collect();
-    serde_json::to_vec(&shown).expect("it is written to memory").into()
+pub(super) fn routes_json(routes: &[RouteEntry]) -> Bytes {
+    let views: Vec<_> = routes.iter().map(route_view).collect();
+    serde_json::to_vec(&views).expect("it is written to memory").into()
 }
 
-fn of(RouteEntry { route, server, upstream }: &RouteEntry) -> RouteView<'_> {
+fn route_view(RouteEntry { route, server, upstream }: &RouteEntry) -> RouteView<'_> {
     let (defer, health) = (&route.defer, upstream.health());
     RouteView {
         path: &route.path,
@@ -55,9 +55,9 @@ fn of(RouteEntry { route, server, upstream }: &RouteEntry) -> RouteView<'_> {
         after_ms: defer.after.as_millis(),
         ticket_ms: route.wait_policy.ticket_after.map(|ticket| ticket.as_millis()),
         rollout: defer.rollout.as_ref().map(ToString::to_string),
-        tools: route.tools.iter().map(|rule| tool(rule, defer)).collect(),
+        tools: route.tools.iter().map(|rule| tool_rule_view(rule, defer)).collect(),
         server,
-        failure: health.failure.filter(|_| health.is_up == Some(false)).map(|why| why.to_string()),
+        failure: health.failure.filter(|_| health.is_up == Some(false)).map(|error| error.to_string()),
         is_up: health.is_up,
         sessions: health.sessions,
         children: upstream.processes().map(|processes| processes.running.len()),
@@ -65,11 +65,11 @@ fn of(RouteEntry { route, server, upstream }: &RouteEntry) -> RouteView<'_> {
     }
 }
 
-fn tool<'a>(rule: &'a policy::ToolRule, of_route: &policy::DeferPolicy) -> ToolRuleView<'a> {
+fn tool_rule_view<'a>(rule: &'a policy::ToolRule, route_defer: &policy::DeferPolicy) -> ToolRuleView<'a> {
     ToolRuleView {
         r#match: rule.matches.as_str(),
-        mode: rule.mode.unwrap_or(of_route.mode).as_str(),
-        after_ms: rule.after.unwrap_or(of_route.after).as_millis(),
-        rollout: rule.rollout.as_ref().or(of_route.rollout.as_ref()).map(ToString::to_string),
+        mode: rule.mode.unwrap_or(route_defer.mode).as_str(),
+        after_ms: rule.after.unwrap_or(route_defer.after).as_millis(),
+        rollout: rule.rollout.as_ref().or(route_defer.rollout.as_ref()).map(ToString::to_string),
     }
 }

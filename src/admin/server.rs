@@ -10,7 +10,7 @@ use super::{
     listener::{self, ListenerBounds, ListenerService, RequestScope},
     processes::RouteServers,
     reload::ReloadSender,
-    response::{AdminResponse, problem},
+    response::{AdminResponse, error_response},
     router::{self, AdminRequest},
     routes::RouteEntry,
     sign_in::BrowserSignIn,
@@ -63,7 +63,7 @@ pub struct Config {
 #[derive(Clone)]
 pub struct AdminParts {
     /// Token names by principal, for the principals that have one.
-    pub callers: PrincipalNames,
+    pub principal_names: PrincipalNames,
     /// Hosts that are allowed on the admin address.
     pub access: OperatorAccess,
     /// The token that is valid if none is configured.
@@ -95,7 +95,7 @@ pub struct AdminParts {
 impl AdminParts {
     /// Returns the status and body of `/ready`.
     pub(super) fn ready(&self) -> (StatusCode, Bytes) {
-        health::ready(&self.stopping, &self.ledger, self.needs_servers.then_some(&self.servers))
+        health::readiness(&self.stopping, &self.ledger, self.needs_servers.then_some(&self.servers))
     }
 }
 
@@ -141,10 +141,10 @@ pub enum Error {
 /// [`Error`] names the address or the file that is at fault.
 pub fn serve(config: Config, parts: AdminParts) -> Result<AdminServer, Error> {
     let address = config.listen;
-    let tls = tls_of(&config)?;
+    let tls = tls_acceptor(&config)?;
     let listener = Network::System.listen(address).map_err(|source| Error::Bind { address, source })?;
     let address = listener.address().unwrap_or(address);
-    let gate = TokenGate::of(&config, &parts, address);
+    let gate = TokenGate::from_config(&config, &parts, address);
     let scheme = if tls.is_some() { "https" } else { "http" };
     let shared = SwapCell::new(ServerState { parts: Arc::new(parts), gate, tls });
     let task = tokio::spawn(accept(listener, shared.clone()));
@@ -153,11 +153,11 @@ pub fn serve(config: Config, parts: AdminParts) -> Result<AdminServer, Error> {
 
 async fn accept(listener: NetworkListener, shared: SwapCell<ServerState>) {
     // The background tasks end when this future is dropped.
-    let mut own = JoinSet::new();
+    let mut background_tasks = JoinSet::new();
     let parts = shared.clone();
-    own.spawn(events::publish_periodically(move || Arc::clone(&parts.load().parts)));
+    background_tasks.spawn(events::publish_periodically(move || Arc::clone(&parts.load().parts)));
     let parts = shared.clone();
-    own.spawn(history::record_periodically(move || Arc::clone(&parts.load().parts)));
+    background_tasks.spawn(history::record_periodically(move || Arc::clone(&parts.load().parts)));
     let bounds = ListenerBounds { connections: CONNECTIONS, probes: PROBES, name: "admin" };
     listener::accept(listener, shared, bounds).await;
 }
@@ -165,7 +165,7 @@ async fn accept(listener: NetworkListener, shared: SwapCell<ServerState>) {
 async fn respond<B>(
     request: Request<B>,
     shared: &ServerState,
-    serves: RequestScope,
+    scope: RequestScope,
     receiving: IncompleteBody<'_>,
 ) -> AdminResponse
 where
@@ -175,25 +175,26 @@ where
     let (mut head, body) = request.into_parts();
     if let Err(denied) = shared.parts.access.check(&head.uri, &head.headers) {
         denied.log(&head);
-        return problem(StatusCode::FORBIDDEN, &denied.to_string());
+        return error_response(StatusCode::FORBIDDEN, &denied.to_string());
     }
-    let (served, admin_request) = match router::find(&head.method, head.uri.path()) {
-        Ok((served, admin_request)) => {
-            (served, AdminRequest { query: head.uri.query().unwrap_or_default().to_owned(), ..admin_request })
-        }
-        Err(answer) => return *answer,
+    let (endpoint, admin_request) = match router::find_endpoint(&head.method, head.uri.path()) {
+        Ok((endpoint, admin_request)) => (
+            endpoint,
+            AdminRequest { query: head.uri.query().unwrap_or_default().to_owned(), ..admin_request },
+        ),
+        Err(response) => return *response,
     };
-    if serves == RequestScope::OneProbe && !served.is_probe() {
+    if scope == RequestScope::OneProbe && !endpoint.is_probe() {
         let error = format!(
             "all {CONNECTIONS} connections of this address are in use; close a page, or try again \
              (`/live` and `/ready` still respond)"
         );
-        let mut answer = problem(StatusCode::SERVICE_UNAVAILABLE, &error);
-        answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        return answer;
+        let mut response = error_response(StatusCode::SERVICE_UNAVAILABLE, &error);
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        return response;
     }
-    if let Err(answer) = shared.gate.admit(served.requires, &mut head.headers) {
-        return *answer;
+    if let Err(response) = shared.gate.admit(endpoint.requires, &mut head.headers) {
+        return *response;
     }
     // The body is read to its end, because the connection stays usable then.
     let body = timeout(READ_BODY, Limited::new(body, BODY_BYTES).collect()).await;
@@ -201,13 +202,13 @@ where
     match body {
         Ok(Ok(body)) => {
             let admin_request = AdminRequest { body: body.to_bytes(), ..admin_request };
-            (served.handler)(Arc::clone(&shared.parts), admin_request).await
+            (endpoint.handler)(Arc::clone(&shared.parts), admin_request).await
         }
         Ok(Err(_)) => {
             let error = format!("the body was cut off, or is longer than {BODY_BYTES} bytes");
-            problem(StatusCode::PAYLOAD_TOO_LARGE, &error)
+            error_response(StatusCode::PAYLOAD_TOO_LARGE, &error)
         }
-        Err(_) => problem(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
+        Err(_) => error_response(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
     }
 }
 
@@ -219,14 +220,14 @@ impl ListenerService for SwapCell<ServerState> {
     async fn respond(
         &self,
         request: Request<Incoming>,
-        serves: RequestScope,
+        scope: RequestScope,
         receiving: IncompleteBody<'_>,
     ) -> AdminResponse {
-        respond(request, &self.load_full(), serves, receiving).await
+        respond(request, &self.load_full(), scope, receiving).await
     }
 }
 
-fn tls_of(config: &Config) -> Result<Option<TlsAcceptor>, Error> {
+fn tls_acceptor(config: &Config) -> Result<Option<TlsAcceptor>, Error> {
     Ok(config.tls.as_ref().map(|paths| acceptor(paths, &[b"http/1.1"])).transpose()?)
 }
 
@@ -239,7 +240,10 @@ impl AdminServer {
     /// [`Error::Tls`] names the certificate or key file that is at fault.
     pub fn prepare(&self, config: &Config) -> Result<PreparedAccess, Error> {
         let parts = &self.shared.load().parts;
-        Ok(PreparedAccess { tls: tls_of(config)?, gate: TokenGate::of(config, parts, self.address) })
+        Ok(PreparedAccess {
+            tls: tls_acceptor(config)?,
+            gate: TokenGate::from_config(config, parts, self.address),
+        })
     }
 
     /// Returns a copy of the data and operations that the endpoints use now.
@@ -258,18 +262,18 @@ impl AdminServer {
     /// Returns the lines that the program prints to standard error once clients are served. A secret is
     /// included on a terminal only: a one-time code, and the token itself if it is in no file.
     pub fn ready_lines(&self, is_terminal: bool) -> Vec<String> {
-        let made_token = self.generated_token();
-        let is_made = self.shared.load().gate.tokens == *made_token.tokens();
-        let place = is_made.then(|| made_token.path());
+        let generated_token = self.generated_token();
+        let is_generated = self.shared.load().gate.tokens == *generated_token.tokens();
+        let file = is_generated.then(|| generated_token.path());
         if is_terminal {
             let link = format!("admin: {}", self.link_with_code());
             let token =
-                matches!(place, Some(Err(_))).then(|| format!("admin token: {}", made_token.expose()));
+                matches!(file, Some(Err(_))).then(|| format!("admin token: {}", generated_token.expose()));
             return [link].into_iter().chain(token).collect();
         }
-        let token = place.map(|place| match place {
+        let token = file.map(|file| match file {
             Ok(path) => format!("admin token: {}", path.display()),
-            Err(why) => format!("admin token: none ({why}; set `admin.token`)"),
+            Err(reason) => format!("admin token: none ({reason}; set `admin.token`)"),
         });
         [format!("admin: {}", self.url)].into_iter().chain(token).collect()
     }
@@ -297,20 +301,22 @@ impl AdminServer {
 impl TokenGate {
     /// Creates the authorization of a configuration. If it has no tokens, the generated token is valid, and
     /// is written to its file.
-    fn of(config: &Config, parts: &AdminParts, address: SocketAddr) -> Self {
-        let AdminParts { generated_token: made_token, sign_in, .. } = parts;
-        let is_made = config.tokens.is_empty();
-        if is_made {
-            made_token.write(address);
+    fn from_config(config: &Config, parts: &AdminParts, address: SocketAddr) -> Self {
+        let AdminParts { generated_token, sign_in, .. } = parts;
+        let is_generated = config.tokens.is_empty();
+        if is_generated {
+            generated_token.write(address);
         }
         Self {
             is_exposed: config.is_exposed(),
-            token_hint: match made_token.path() {
-                _ if !is_made => gate::CONFIGURED_HINT.to_owned(),
+            token_hint: match generated_token.path() {
+                _ if !is_generated => gate::CONFIGURED_HINT.to_owned(),
                 Ok(path) => format!("it is in the file `{}`", path.display()),
-                Err(why) => format!("the token generated at start is in no file: {why}; set `admin.token`"),
+                Err(reason) => {
+                    format!("the token generated at start is in no file: {reason}; set `admin.token`")
+                }
             },
-            tokens: if is_made { made_token.tokens().clone() } else { config.tokens.clone() },
+            tokens: if is_generated { generated_token.tokens().clone() } else { config.tokens.clone() },
             sign_in: Arc::clone(sign_in),
         }
     }
@@ -349,7 +355,7 @@ mod tests {
 
     const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-    async fn ask(address: SocketAddr, request: &str) -> String {
+    async fn send_request(address: SocketAddr, request: &str) -> String {
         let mut socket = TcpStream::connect(address).await.expect("it listens");
         let request = format!("{request} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         socket.write_all(request.as_bytes()).await.expect("it reads");
@@ -366,10 +372,10 @@ mod tests {
 
     fn parts(ledger: Arc<TaskLedger>, stopping: DrainWatch) -> AdminParts {
         AdminParts {
-            access: OperatorAccess::of(&AccessPolicy::default()),
+            access: OperatorAccess::from_client_access(&AccessPolicy::default()),
             generated_token: Arc::new(GeneratedToken::new(Vec::new())),
             sign_in: Arc::new(BrowserSignIn::new(Arc::new(SystemClock::new()))),
-            callers: PrincipalNames::default(),
+            principal_names: PrincipalNames::default(),
             servers: RouteServers::new(),
             routes: Vec::new(),
             settings: "{}".into(),
@@ -392,29 +398,29 @@ mod tests {
     async fn a_stopping_proxy_is_live_but_not_ready() {
         let (drain, stopping) = Drain::new();
         let admin = start(stopping);
-        assert!(ask(admin.address, "GET /live").await.starts_with("HTTP/1.1 200 "));
-        let ready = ask(admin.address, "GET /ready").await;
+        assert!(send_request(admin.address, "GET /live").await.starts_with("HTTP/1.1 200 "));
+        let ready = send_request(admin.address, "GET /ready").await;
         assert!(ready.starts_with("HTTP/1.1 200 ") && ready.ends_with(r#"{"status":"ready"}"#), "{ready}");
         assert_eq!(drain.stop(Duration::from_secs(600)).await, 0, "it is not waited for");
-        let ready = ask(admin.address, "GET /ready").await;
+        let ready = send_request(admin.address, "GET /ready").await;
         assert!(ready.starts_with("HTTP/1.1 503 ") && ready.ends_with(r#"{"status":"stopping"}"#), "{ready}");
-        assert!(ask(admin.address, "GET /live").await.starts_with("HTTP/1.1 200 "));
+        assert!(send_request(admin.address, "GET /live").await.starts_with("HTTP/1.1 200 "));
     }
 
     #[tokio::test]
     async fn an_unknown_path_or_method_is_refused_with_the_alternatives() {
         let (_drain, stopping) = Drain::new();
         let admin = start(stopping);
-        let answer = ask(admin.address, "GET /health").await;
+        let answer = send_request(admin.address, "GET /health").await;
         assert!(answer.starts_with("HTTP/1.1 404 ") && answer.contains("/live, /ready"), "{answer}");
-        let answer = ask(admin.address, "POST /ready").await;
+        let answer = send_request(admin.address, "POST /ready").await;
         assert!(answer.starts_with("HTTP/1.1 405 ") && answer.contains("allow: GET, HEAD"), "{answer}");
-        let answer = ask(admin.address, "GET http://evil.example.com/live").await;
+        let answer = send_request(admin.address, "GET http://evil.example.com/live").await;
         assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("access.hosts"), "{answer}");
     }
 
     /// Reads one event of a stream, up to its end.
-    async fn event(socket: &mut (impl AsyncRead + Unpin)) -> String {
+    async fn read_event(socket: &mut (impl AsyncRead + Unpin)) -> String {
         let mut received = String::new();
         while !received.ends_with("\n\n\r\n") {
             let mut some = [0; 4096];
@@ -430,7 +436,7 @@ mod tests {
         const WATCH: &[u8] = b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n";
         let (_drain, stopping) = Drain::new();
         let parts = Arc::new(parts(ledger(), stopping));
-        let gate = TokenGate::of(&Config::at_address(ANYWHERE), &parts, ANYWHERE);
+        let gate = TokenGate::from_config(&Config::at_address(ANYWHERE), &parts, ANYWHERE);
         let shared = SwapCell::new(ServerState { parts: Arc::clone(&parts), gate, tls: None });
         let publishing = tokio::spawn(events::publish_periodically(move || Arc::clone(&parts)));
         let watch = |room: usize| {
@@ -439,7 +445,7 @@ mod tests {
             let serving = async move {
                 let activity = Arc::new(ConnectionActivity::new(SystemClock::new().now()));
                 let paced = WriteTimeoutStream::new(server, WRITE);
-                listener::connection(
+                listener::serve_http(
                     (paced, PeerAddress(None)),
                     &shared,
                     &activity,
@@ -457,7 +463,7 @@ mod tests {
         let began = clock.now();
         // The paused clock advances only when all tasks are idle.
         for _ in 0..30 {
-            event(&mut reader).await;
+            read_event(&mut reader).await;
         }
         assert!(clock.now() - began >= WRITE + Duration::from_secs(10));
         assert!(of_silent.is_finished() && !of_reader.is_finished());

@@ -34,7 +34,7 @@ struct SignInState {
 struct IssuedSecret {
     digest: [u8; 32],
     /// When the code or token was issued or last used.
-    at: Instant,
+    used_at: Instant,
 }
 
 /// Reason to refuse a one-time code.
@@ -85,9 +85,10 @@ impl BrowserSignIn {
         let now = self.clock.now();
         let mut state = self.state.lock();
         state.count_attempt(now)?;
-        let is_it =
-            |issued: &mut IssuedSecret| issued.matches(code.as_bytes()) && issued.is_younger(now, CODE_LASTS);
-        if state.code.take_if(is_it).is_none() {
+        let is_valid = |issued: &mut IssuedSecret| {
+            issued.matches(code.as_bytes()) && issued.is_younger_than(now, CODE_LASTS)
+        };
+        if state.code.take_if(is_valid).is_none() {
             return Err(CodeError::InvalidCode);
         }
         let token = hex(&random::<32>());
@@ -99,13 +100,15 @@ impl BrowserSignIn {
     }
 
     /// Returns whether this is the token of a browser session, and extends that session.
-    pub(super) fn use_session(&self, token: &[u8]) -> bool {
+    pub(super) fn touch_session(&self, token: &[u8]) -> bool {
         let now = self.clock.now();
         let mut state = self.state.lock();
-        state.sessions.retain(|session| session.is_younger(now, SESSION_LASTS));
-        let Some(at) = state.sessions.iter().position(|session| session.matches(token)) else { return false };
-        let session = state.sessions.remove(at).expect("the position is valid");
-        state.sessions.push_back(IssuedSecret { at: now, ..session });
+        state.sessions.retain(|session| session.is_younger_than(now, SESSION_LASTS));
+        let Some(index) = state.sessions.iter().position(|session| session.matches(token)) else {
+            return false;
+        };
+        let session = state.sessions.remove(index).expect("the position is valid");
+        state.sessions.push_back(IssuedSecret { used_at: now, ..session });
         true
     }
 
@@ -121,12 +124,12 @@ impl BrowserSignIn {
 
 impl SignInState {
     fn count_attempt(&mut self, now: Instant) -> Result<(), CodeError> {
-        let (since, count) =
+        let (window_start, count) =
             self.attempts.filter(|(since, _)| now < *since + ATTEMPTS_PER).unwrap_or((now, 0));
         if count >= ATTEMPTS {
-            return Err(CodeError::TooManyAttempts { wait: since + ATTEMPTS_PER - now });
+            return Err(CodeError::TooManyAttempts { wait: window_start + ATTEMPTS_PER - now });
         }
-        self.attempts = Some((since, count + 1));
+        self.attempts = Some((window_start, count + 1));
         Ok(())
     }
 }
@@ -134,20 +137,20 @@ impl SignInState {
 // === impl IssuedSecret ===
 
 impl IssuedSecret {
-    fn new(text: &str, at: Instant) -> Self {
-        Self { digest: digest_of(text.as_bytes()), at }
+    fn new(text: &str, now: Instant) -> Self {
+        Self { digest: sha256(text.as_bytes()), used_at: now }
     }
 
-    fn matches(&self, shown: &[u8]) -> bool {
-        self.digest.ct_eq(&digest_of(shown)).into()
+    fn matches(&self, candidate: &[u8]) -> bool {
+        self.digest.ct_eq(&sha256(candidate)).into()
     }
 
-    fn is_younger(&self, now: Instant, than: Duration) -> bool {
-        now < self.at + than
+    fn is_younger_than(&self, now: Instant, age: Duration) -> bool {
+        now < self.used_at + age
     }
 }
 
-fn digest_of(text: &[u8]) -> [u8; 32] {
+fn sha256(text: &[u8]) -> [u8; 32] {
     digest(&SHA256, text).as_ref().try_into().expect("SHA-256 has 32 bytes")
 }
 
@@ -168,9 +171,9 @@ mod tests {
         assert_eq!(sign_in.redeem("0123"), Err(CodeError::InvalidCode));
         let token = sign_in.redeem(&code).expect("it is right");
         assert!(
-            sign_in.use_session(token.as_bytes())
-                && !sign_in.use_session(code.as_bytes())
-                && !sign_in.use_session(b"")
+            sign_in.touch_session(token.as_bytes())
+                && !sign_in.touch_session(code.as_bytes())
+                && !sign_in.touch_session(b"")
         );
         assert_eq!(sign_in.redeem(&code), Err(CodeError::InvalidCode), "once");
         let (old, new) = (sign_in.issue_code(), sign_in.issue_code());
@@ -201,20 +204,20 @@ mod tests {
         };
         let token = begin();
         advance(SESSION_LASTS - Duration::from_secs(1)).await;
-        assert!(sign_in.use_session(token.as_bytes()), "it is used by this");
+        assert!(sign_in.touch_session(token.as_bytes()), "it is used by this");
         advance(SESSION_LASTS - Duration::from_secs(1)).await;
-        assert!(sign_in.use_session(token.as_bytes()));
+        assert!(sign_in.touch_session(token.as_bytes()));
         for _ in 0..SESSIONS {
             advance(ATTEMPTS_PER).await;
             begin();
         }
-        assert!(!sign_in.use_session(token.as_bytes()), "the one used longest ago made room");
+        assert!(!sign_in.touch_session(token.as_bytes()), "the one used longest ago made room");
         let token = begin_after(&sign_in).await;
         sign_in.clear();
-        assert!(!sign_in.use_session(token.as_bytes()));
+        assert!(!sign_in.touch_session(token.as_bytes()));
         let token = begin_after(&sign_in).await;
         advance(SESSION_LASTS).await;
-        assert!(!sign_in.use_session(token.as_bytes()));
+        assert!(!sign_in.touch_session(token.as_bytes()));
     }
 
     async fn begin_after(sign_in: &BrowserSignIn) -> String {

@@ -4,9 +4,9 @@
 //! address.
 
 use super::{
-    response::{AdminResponse, problem},
+    response::{AdminResponse, error_response},
     server::AdminParts,
-    tasks::decoded,
+    tasks::decode_query_value,
 };
 use crate::{
     policy::NamePattern,
@@ -24,27 +24,27 @@ use std::{convert::Infallible, time::Duration};
 use tokio::time::timeout;
 
 /// Interval after which an empty line shows that the connection is alive.
-const PERIOD: Duration = Duration::from_secs(5);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Opens a stream of lines that lasts as long as its client reads it; 503 if too many taps are open.
-pub(super) fn stream(parts: &AdminParts, query: &str) -> AdminResponse {
-    let filter = match filter(parts, query) {
+pub(super) fn open_stream(parts: &AdminParts, query: &str) -> AdminResponse {
+    let filter = match parse_filter(parts, query) {
         Ok(filter) => filter,
         Err(unknown) => {
             let error =
                 format!("unknown or malformed parameter `{unknown}`; use route, caller, tool or arguments=1");
-            return problem(StatusCode::BAD_REQUEST, &error);
+            return error_response(StatusCode::BAD_REQUEST, &error);
         }
     };
     let tap = match Tap::open(filter) {
         Ok(tap) => tap,
         Err(TooManyTaps) => {
             let error = format!("{TAPS} taps of this proxy are open, the maximum; close one");
-            return problem(StatusCode::SERVICE_UNAVAILABLE, &error);
+            return error_response(StatusCode::SERVICE_UNAVAILABLE, &error);
         }
     };
     let lines = stream::unfold(tap, |mut tap| async move {
-        let line = match timeout(PERIOD, tap.next()).await {
+        let line = match timeout(KEEP_ALIVE_INTERVAL, tap.next()).await {
             Ok(line) => line + "\n",
             Err(_silence) => "\n".to_owned(),
         };
@@ -52,29 +52,29 @@ pub(super) fn stream(parts: &AdminParts, query: &str) -> AdminResponse {
     });
     // The first, empty line makes hyper send the head of the response at once.
     let first = stream::iter([Ok(Frame::data(Bytes::from_static(b"\n")))]);
-    let mut answer = Response::new(StreamBody::new(first.chain(lines)).boxed_unsync());
-    let headers = answer.headers_mut();
+    let mut response = Response::new(StreamBody::new(first.chain(lines)).boxed_unsync());
+    let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    answer
+    response
 }
 
 /// Parses the filter in a query.
 ///
 /// # Errors
 /// The name of an unknown or malformed parameter.
-fn filter(parts: &AdminParts, query: &str) -> Result<TapFilter, String> {
+fn parse_filter(parts: &AdminParts, query: &str) -> Result<TapFilter, String> {
     let mut filter = TapFilter::default();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let unknown = || name.chars().take(64).collect();
-        let value = decoded(value).ok_or_else(unknown)?;
+        let value = decode_query_value(value).ok_or_else(unknown)?;
         match name {
             "route" => filter.route = Some(value),
             "caller" => {
                 // Tasks and input requests have the principal only, not the name of the token.
-                let named = parts.callers.principals_of(&value).map(ToString::to_string);
-                filter.callers = Some(named.chain([value.clone()]).collect());
+                let principals = parts.principal_names.principals_of(&value).map(ToString::to_string);
+                filter.callers = Some(principals.chain([value.clone()]).collect());
             }
             "tool" => {
                 let pattern = NamePattern::new(value);

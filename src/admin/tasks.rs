@@ -1,7 +1,7 @@
 //! `/tasks`: tasks of all principals, without arguments and results.
 
 use super::{
-    response::{self, AdminResponse, problem},
+    response::{self, AdminResponse, error_response},
     server::AdminParts,
 };
 use crate::{
@@ -74,16 +74,16 @@ struct TaskQuery {
 const DEFAULT_PAGE_TASKS: usize = 100;
 
 /// Maximum number of tasks in a page.
-const MOST: usize = 1000;
+const MAX_PAGE_TASKS: usize = 1000;
 
 /// Responds with the page of tasks that the query requests.
-pub(super) async fn page(parts: &AdminParts, query: &str) -> AdminResponse {
-    let wanted = match TaskQuery::read(query) {
-        Ok(wanted) => wanted,
-        Err(error) => return problem(StatusCode::BAD_REQUEST, &error),
+pub(super) async fn respond_with_page(parts: &AdminParts, query: &str) -> AdminResponse {
+    let task_query = match TaskQuery::parse(query) {
+        Ok(task_query) => task_query,
+        Err(error) => return error_response(StatusCode::BAD_REQUEST, &error),
     };
-    match find_page(parts, &wanted).await {
-        Ok(page) => shown(StatusCode::OK, &page),
+    match find_page(parts, &task_query).await {
+        Ok(page) => respond_with_json(StatusCode::OK, &page),
         Err(error) => store_failed(&error),
     }
 }
@@ -92,17 +92,17 @@ pub(super) async fn page(parts: &AdminParts, query: &str) -> AdminResponse {
 ///
 /// # Errors
 /// [`StoreError`], which has been logged.
-pub(super) async fn first(parts: &AdminParts, limit: usize) -> Result<TaskListPage, StoreError> {
+pub(super) async fn first_page(parts: &AdminParts, limit: usize) -> Result<TaskListPage, StoreError> {
     find_page(parts, &TaskQuery { limit: Some(limit), ..TaskQuery::default() }).await
 }
 
-async fn find_page(parts: &AdminParts, wanted: &TaskQuery) -> Result<TaskListPage, StoreError> {
-    let size = wanted.limit.unwrap_or(DEFAULT_PAGE_TASKS).clamp(1, MOST);
-    let is_wanted = |record: &Record| {
-        let has = |search: &String| contains(search, record, parts);
-        wanted.matches(record) && wanted.search.as_ref().is_none_or(has)
+async fn find_page(parts: &AdminParts, query: &TaskQuery) -> Result<TaskListPage, StoreError> {
+    let size = query.limit.unwrap_or(DEFAULT_PAGE_TASKS).clamp(1, MAX_PAGE_TASKS);
+    let is_match = |record: &Record| {
+        let has_text = |search: &String| matches_search(search, record, parts);
+        query.matches(record) && query.search.as_ref().is_none_or(has_text)
     };
-    let page = parts.operators.page(is_wanted, wanted.after, size).await?;
+    let page = parts.operators.page(is_match, query.after, size).await?;
     let now = parts.operators.now();
     let mut counts = BTreeMap::new();
     for tally in parts.ledger.census().await?.0 {
@@ -124,11 +124,11 @@ pub(super) async fn show_task(parts: &AdminParts, name: &str) -> AdminResponse {
             body["waited_ms"] =
                 json!(u64::try_from(record.elapsed_before_task.as_millis()).unwrap_or(u64::MAX));
             body["cause"] = json!(record.cause);
-            body["life"] = record.history.entries().iter().map(|it| moment(record, it)).collect();
-            shown(StatusCode::OK, &body)
+            body["life"] = record.history.entries().iter().map(|it| history_entry_json(record, it)).collect();
+            respond_with_json(StatusCode::OK, &body)
         }
-        Ok(TaskLookup::Several(tasks)) => ambiguous(name, &tasks),
-        Ok(TaskLookup::None) => unknown(name),
+        Ok(TaskLookup::Several(tasks)) => ambiguous_task(name, &tasks),
+        Ok(TaskLookup::None) => unknown_task(name),
         Err(error) => store_failed(&error),
     }
 }
@@ -137,64 +137,67 @@ pub(super) async fn show_task(parts: &AdminParts, name: &str) -> AdminResponse {
 pub(super) async fn cancel(parts: &AdminParts, name: &str) -> AdminResponse {
     match parts.operators.cancel(name).await {
         Ok(CancelOutcome::Cancelled(task)) => {
-            shown(StatusCode::OK, &task_json(parts, &task, parts.operators.now()))
+            respond_with_json(StatusCode::OK, &task_json(parts, &task, parts.operators.now()))
         }
         Ok(CancelOutcome::AlreadyEnded(task)) => {
             let error =
                 format!("the task is {} already, and cannot be cancelled", task.record.state.status());
-            problem(StatusCode::CONFLICT, &error)
+            error_response(StatusCode::CONFLICT, &error)
         }
-        Ok(CancelOutcome::Several(tasks)) => ambiguous(name, &tasks),
-        Ok(CancelOutcome::Unknown) => unknown(name),
+        Ok(CancelOutcome::Several(tasks)) => ambiguous_task(name, &tasks),
+        Ok(CancelOutcome::Unknown) => unknown_task(name),
         Err(error) => store_failed(&error),
     }
 }
 
-fn unknown(name: &str) -> AdminResponse {
-    let name: String = name.chars().take(NAME).collect();
+fn unknown_task(name: &str) -> AdminResponse {
+    let name: String = name.chars().take(MAX_SHOWN_NAME).collect();
     let error = format!(
         "there is no task `{name}` (any more); name a task by at least 4 digits of its id, as `/tasks` \
          lists them"
     );
-    problem(StatusCode::NOT_FOUND, &error)
+    error_response(StatusCode::NOT_FOUND, &error)
 }
 
 /// Responds that the name is the beginning of several ids.
-fn ambiguous(name: &str, tasks: &[TaskSummary]) -> AdminResponse {
-    let name: String = name.chars().take(NAME).collect();
+fn ambiguous_task(name: &str, tasks: &[TaskSummary]) -> AdminResponse {
+    let name: String = name.chars().take(MAX_SHOWN_NAME).collect();
     let tasks = tasks.iter().map(|TaskSummary { name, record, .. }| {
         format!("{name} ({} on {}, {})", record.tool, record.owner.route, record.state.status())
     });
     let tasks = tasks.collect::<Vec<_>>().join(", ");
     let error = format!("`{name}` matches several tasks: {tasks}; write more digits");
-    problem(StatusCode::CONFLICT, &error)
+    error_response(StatusCode::CONFLICT, &error)
 }
 
 /// Maximum length of a name in an error message, in characters.
-const NAME: usize = 64;
+const MAX_SHOWN_NAME: usize = 64;
 
 fn store_failed(error: &StoreError) -> AdminResponse {
-    problem(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())
+    error_response(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())
 }
 
-fn shown(status: StatusCode, shown: &impl Serialize) -> AdminResponse {
-    response::json(status, serde_json::to_vec(shown).expect("it is written to memory").into())
+fn respond_with_json(status: StatusCode, value: &impl Serialize) -> AdminResponse {
+    response::json_response(status, serde_json::to_vec(value).expect("it is written to memory").into())
 }
 
-fn task_json(parts: &AdminParts, seen: &TaskSummary, now: ClockReading) -> Value {
-    let record = &*seen.record;
+fn task_json(parts: &AdminParts, task: &TaskSummary, now: ClockReading) -> Value {
+    let record = &*task.record;
     let questions = match &record.state {
         TaskState::InputRequired { outstanding } => {
             let since_ms = now.time.since(record.status_since).as_millis();
-            outstanding.iter().map(|(key, raw)| InputRequestView { key, kind: kind(raw), since_ms }).collect()
+            outstanding
+                .iter()
+                .map(|(key, raw)| InputRequestView { key, kind: request_method(raw), since_ms })
+                .collect()
         }
         TaskState::Working
         | TaskState::Completed { .. }
         | TaskState::Failed { .. }
         | TaskState::Cancelled => Vec::new(),
     };
-    let shown = TaskListEntry {
-        task: &seen.name,
+    let entry = TaskListEntry {
+        task: &task.name,
         route: &record.owner.route,
         tool: &record.tool,
         status: record.state.status(),
@@ -208,34 +211,34 @@ fn task_json(parts: &AdminParts, seen: &TaskSummary, now: ClockReading) -> Value
         // that of the task.
         kept_until: (record.created + record.ttl + now.offset).to_string(),
         message: record.message.as_deref(),
-        principal: seen.principal.to_string(),
-        caller: parts.callers.name_of(&seen.principal),
+        principal: task.principal.to_string(),
+        caller: parts.principal_names.name_of(&task.principal),
         questions,
-        waits: seen.waiting_requests,
-        is_held: seen.is_owned,
-        waits_for_store: seen.has_unstored_change,
+        waits: task.waiting_requests,
+        is_held: task.is_owned,
+        waits_for_store: task.has_unstored_change,
     };
-    serde_json::to_value(shown).expect("names are text")
+    serde_json::to_value(entry).expect("names are text")
 }
 
 /// Returns an entry of a task's history as JSON.
-fn moment(record: &Record, moment: &HistoryEntry) -> Value {
-    let again = moment.repeats();
+fn history_entry_json(record: &Record, entry: &HistoryEntry) -> Value {
+    let repeats = entry.repeats();
     json!({
-        "what": moment.what,
-        "at": record.to_wall_time(moment.at).to_string(),
-        "until": record.to_wall_time(again.until).to_string(),
-        "times": again.times,
+        "what": entry.what,
+        "at": record.to_wall_time(entry.at).to_string(),
+        "until": record.to_wall_time(repeats.until).to_string(),
+        "times": repeats.times,
     })
 }
 
 /// Returns the method of an input request; empty if it cannot be read.
-fn kind(raw: &[u8]) -> String {
+fn request_method(raw: &[u8]) -> String {
     #[derive(Deserialize)]
     struct MethodOnly {
         method: String,
     }
-    serde_json::from_slice::<MethodOnly>(raw).map(|asked| asked.method).unwrap_or_default()
+    serde_json::from_slice::<MethodOnly>(raw).map(|request| request.method).unwrap_or_default()
 }
 
 // === impl TaskQuery ===
@@ -245,33 +248,35 @@ impl TaskQuery {
     ///
     /// # Errors
     /// A text that says what is wrong with the query.
-    fn read(query: &str) -> Result<Self, String> {
-        let mut wanted = Self::default();
+    fn parse(query: &str) -> Result<Self, String> {
+        let mut parsed = Self::default();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value = decoded(value).ok_or_else(|| format!("`{key}` is not valid UTF-8"))?;
+            let value = decode_query_value(value).ok_or_else(|| format!("`{key}` is not valid UTF-8"))?;
             match key {
-                "route" => wanted.route = Some(value),
-                "tool" => wanted.tool = Some(value),
-                "status" if STATUSES.contains(&&*value) => wanted.status = Some(value),
+                "route" => parsed.route = Some(value),
+                "tool" => parsed.tool = Some(value),
+                "status" if STATUSES.contains(&&*value) => parsed.status = Some(value),
                 "status" => {
                     return Err(format!("unknown status `{value}`; use one of {}", STATUSES.join(", ")));
                 }
-                "search" if value.chars().count() > SEARCH => {
-                    return Err(format!("`search` is longer than {SEARCH} characters"));
+                "search" if value.chars().count() > MAX_SEARCH_LENGTH => {
+                    return Err(format!("`search` is longer than {MAX_SEARCH_LENGTH} characters"));
                 }
                 "search" => {
-                    wanted.search = Some(value.trim().to_lowercase()).filter(|search| !search.is_empty());
+                    parsed.search = Some(value.trim().to_lowercase()).filter(|search| !search.is_empty());
                 }
                 "limit" => {
-                    let limit = value.parse().ok().filter(|limit| (1..=MOST).contains(limit));
-                    wanted.limit =
-                        Some(limit.ok_or_else(|| format!("`limit` must be a number from 1 to {MOST}"))?);
+                    let limit = value.parse().ok().filter(|limit| (1..=MAX_PAGE_TASKS).contains(limit));
+                    parsed.limit = Some(
+                        limit
+                            .ok_or_else(|| format!("`limit` must be a number from 1 to {MAX_PAGE_TASKS}"))?,
+                    );
                 }
                 "after" => {
                     let after =
                         TaskCursor::parse(&value).ok_or("`after` must be the `next` of an earlier page")?;
-                    wanted.after = Some(after);
+                    parsed.after = Some(after);
                 }
                 _ => {
                     return Err(format!(
@@ -280,42 +285,42 @@ impl TaskQuery {
                 }
             }
         }
-        Ok(wanted)
+        Ok(parsed)
     }
 
     fn matches(&self, record: &Record) -> bool {
-        let is =
+        let matches_value =
             |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|wanted| wanted == found);
-        is(&self.route, &record.owner.route)
-            && is(&self.tool, &record.tool)
-            && is(&self.status, record.state.status())
+        matches_value(&self.route, &record.owner.route)
+            && matches_value(&self.tool, &record.tool)
+            && matches_value(&self.status, record.state.status())
     }
 }
 
 /// Maximum length of a search, in characters.
-const SEARCH: usize = 200;
+const MAX_SEARCH_LENGTH: usize = 200;
 
 /// Whether tool, route, message, id or caller of the task contain the lower-case text, ignoring case.
-fn contains(search: &str, record: &Record, parts: &AdminParts) -> bool {
+fn matches_search(search: &str, record: &Record, parts: &AdminParts) -> bool {
     let (id, principal) = name_and_principal(record);
-    let (caller, principal) = (parts.callers.name_of(&principal), principal.to_string());
-    let shown = [&*record.tool, &*record.owner.route, id, &principal].into_iter();
-    let mut shown = shown.chain(record.message.as_deref()).chain(caller);
-    shown.any(|text| text.to_lowercase().contains(search))
+    let (caller, principal) = (parts.principal_names.name_of(&principal), principal.to_string());
+    let texts = [&*record.tool, &*record.owner.route, id, &principal].into_iter();
+    let mut texts = texts.chain(record.message.as_deref()).chain(caller);
+    texts.any(|text| text.to_lowercase().contains(search))
 }
 
 /// The values of the parameter `status`.
 const STATUSES: [&str; 5] = ["working", "input_required", "completed", "failed", "cancelled"];
 
 /// Decodes a query value (WHATWG URL, `application/x-www-form-urlencoded`); `None` if it is not UTF-8.
-pub(super) fn decoded(value: &str) -> Option<String> {
+pub(super) fn decode_query_value(value: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.bytes();
-    while let Some(byte) = rest.next() {
+    let mut input = value.bytes();
+    while let Some(byte) = input.next() {
         bytes.push(match byte {
             b'+' => b' ',
             b'%' => {
-                let digits = [rest.next()?, rest.next()?];
+                let digits = [input.next()?, input.next()?];
                 u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
             }
             _ => byte,
@@ -331,14 +336,14 @@ mod tests {
     #[test]
     fn a_task_query_is_parsed_or_rejected_with_a_reason() {
         let wanted =
-            TaskQuery::read("tool=a%2Fb+c%C3%A9&status=failed&limit=7&after=e12&route=/mcp").expect("right");
+            TaskQuery::parse("tool=a%2Fb+c%C3%A9&status=failed&limit=7&after=e12&route=/mcp").expect("right");
         assert_eq!(wanted.tool.as_deref(), Some("a/b cé"));
         assert_eq!((wanted.status.as_deref(), wanted.limit), (Some("failed"), Some(7)));
         assert_eq!(wanted.after.map(|after| after.to_string()).as_deref(), Some("e12"));
-        let searched = TaskQuery::read("search=+Page%203+").expect("right");
+        let searched = TaskQuery::parse("search=+Page%203+").expect("right");
         assert_eq!(searched.search.as_deref(), Some("page 3"));
-        assert_eq!(TaskQuery::read(""), Ok(TaskQuery::default()));
-        assert_eq!(TaskQuery::read("search=+"), Ok(TaskQuery::default()));
+        assert_eq!(TaskQuery::parse(""), Ok(TaskQuery::default()));
+        assert_eq!(TaskQuery::parse("search=+"), Ok(TaskQuery::default()));
         for (query, why) in [
             ("limit=0", "`limit` must be a number from 1 to 1000"),
             ("limit=1001", "`limit` must be a number from 1 to 1000"),
@@ -350,7 +355,7 @@ mod tests {
             (&*format!("search={}", "x".repeat(201)), "`search` is longer than 200 characters"),
             ("owner=x", "unknown parameter `owner`"),
         ] {
-            let wrong = TaskQuery::read(query).expect_err(query);
+            let wrong = TaskQuery::parse(query).expect_err(query);
             assert!(wrong.starts_with(why), "{query}: {wrong}");
         }
     }

@@ -29,7 +29,7 @@ use crate::{
     },
     upstream::{self, CallerIdentity, Upstream, UpstreamSetupError, UpstreamTarget},
 };
-use shared_parts::{ServedRoute, SharedParts, put_into_effect, servers, services, shown_routes};
+use shared_parts::{ServedRoute, SharedParts, activate_routes, route_entries, servers, services};
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     task::JoinHandle,
@@ -47,7 +47,7 @@ pub struct RunningProxy {
     /// The paths of the routes, in the order of the configuration.
     pub paths: Vec<Arc<str>>,
     /// Whether the client listeners use TLS.
-    pub tls: bool,
+    pub is_tls: bool,
     stages: DrainStages,
     shared: SharedParts,
     /// The descriptor limit, if it bounds connections.
@@ -116,7 +116,7 @@ pub fn start(config: Config) -> Result<RunningProxy, Error> {
 /// # Errors
 /// As [`start`].
 pub fn start_on(config: Config, net: &Network) -> Result<RunningProxy, Error> {
-    let (store, secret) = store(&config.store, &config.quotas)?;
+    let (store, secret) = open_store(&config.store, &config.quotas)?;
     start_with(config, net, store, secret)
 }
 
@@ -130,7 +130,7 @@ pub fn start_with(
     store: Arc<dyn Store>,
     secret: Option<StoreSecret>,
 ) -> Result<RunningProxy, Error> {
-    start_each(config, net, (store, secret), upstream::to)
+    start_proxy(config, net, (store, secret), upstream::to)
 }
 
 /// Starts a proxy with a given upstream, whatever the configuration names.
@@ -142,43 +142,48 @@ pub fn start_with_upstream(
     net: &Network,
     server: &Arc<dyn Upstream>,
 ) -> Result<RunningProxy, Error> {
-    let store = store(&config.store, &config.quotas)?;
+    let store = open_store(&config.store, &config.quotas)?;
     let server = Arc::clone(server);
-    start_each(config, net, store, move |_, _, _, _| Ok(Arc::clone(&server)))
+    start_proxy(config, net, store, move |_, _, _, _| Ok(Arc::clone(&server)))
 }
 
-fn start_each(
+fn start_proxy(
     mut config: Config,
     net: &Network,
     (store, secret): StoreWithSecret,
-    to: impl Fn(UpstreamTarget, &str, upstream::Config, &Network) -> Result<Arc<dyn Upstream>, UpstreamSetupError>
+    make_upstream: impl Fn(
+        UpstreamTarget,
+        &str,
+        upstream::Config,
+        &Network,
+    ) -> Result<Arc<dyn Upstream>, UpstreamSetupError>
     + Send
     + Sync
     + 'static,
 ) -> Result<RunningProxy, Error> {
-    let shared = match net {
+    let descriptors = match net {
         Network::System => {
-            let allowed = DescriptorLimit::raise();
-            Some((allowed, share(allowed, &mut config)))
+            let descriptor_limit = DescriptorLimit::raise();
+            Some((descriptor_limit, share_descriptors(descriptor_limit, &mut config)))
         }
         Network::Limited(_) | Network::Pipes(_) => None,
     };
-    let net = match &shared {
+    let net = match &descriptors {
         Some((_, shares)) => &Network::Limited(ConnectionLimiter::new(shares.servers)),
         None => net,
     };
     publish_limits(&config);
-    if let Some((_, shares)) = &shared {
+    if let Some((_, shares)) = &descriptors {
         Limit::UpstreamConnections.set_value(shares.servers as f64);
     }
-    let clock = clock(net, &*store);
-    let (leaving, left) = Drain::new();
-    let (draining, stopping) = Drain::new();
-    let (overdue, too_late) = Drain::new();
-    let (closing, closed) = Drain::new();
+    let clock = create_clock(net, &*store);
+    let (notice, notice_watch) = Drain::new();
+    let (draining, draining_watch) = Drain::new();
+    let (overdue, overdue_watch) = Drain::new();
+    let (closing, closing_watch) = Drain::new();
 
-    let (tracer, traces) = trace_to(&config);
-    let switchboard = Arc::<CallRegistry>::default();
+    let (tracer, traces) = start_tracing(&config);
+    let call_registry = Arc::<CallRegistry>::default();
     let ledger =
         TaskLedger::new(Arc::new(TimedStore::new(store)), secret.as_ref(), config.quotas, Arc::clone(&clock));
     let principals = secret.as_ref().map(|secret| PrincipalKey::new(&secret.key(KeyPurpose::Principals)));
@@ -186,75 +191,82 @@ fn start_each(
     let own_key = secret.as_ref().map_or_else(random, |secret| secret.key(KeyPurpose::States));
     let shared_parts = SharedParts {
         ledger: Arc::clone(&ledger),
-        switchboard: Arc::clone(&switchboard),
+        call_registry: Arc::clone(&call_registry),
         clock: Arc::clone(&clock),
         tracer: tracer.clone(),
-        signals: [stopping, too_late.clone(), closed.clone()],
+        signals: [draining_watch, overdue_watch.clone(), closing_watch.clone()],
         net: net.clone(),
-        make_upstream: Box::new(to),
+        make_upstream: Box::new(make_upstream),
         own_key,
         sessions: SwapCell::new(shared_parts::session_seal(&config, own_key)),
     };
-    let routes = shared_parts.serve(&config)?;
+    let routes = shared_parts.create_routes(&config)?;
     let endpoints = routes.iter().map(|served| served.endpoint.clone()).collect();
-    tokio::spawn(Arc::clone(&ledger).maintain(endpoints, too_late));
+    tokio::spawn(Arc::clone(&ledger).maintain(endpoints, overdue_watch));
     let servers = servers(&routes);
-    let (reloads, reload_requests) = admin::ReloadSender::new();
+    let (reload_sender, reload_requests) = admin::ReloadSender::new();
     let parts = admin::AdminParts {
-        access: admin::OperatorAccess::of(&config.front.access),
+        access: admin::OperatorAccess::from_client_access(&config.front.access),
         generated_token: Arc::new(admin::GeneratedToken::new(
             config.admin.as_ref().map(|admin| admin.token_folders.clone()).unwrap_or_default(),
         )),
         sign_in: Arc::new(admin::BrowserSignIn::new(Arc::clone(&clock))),
-        callers: front::PrincipalNames::new(&principals, &config.front.tokens),
+        principal_names: front::PrincipalNames::new(&principals, &config.front.tokens),
         servers: servers.clone(),
-        routes: shown_routes(&routes),
+        routes: route_entries(&routes),
         settings: config.settings.json().to_string().into(),
-        operators: Arc::new(OperatorTasks::new(Arc::clone(&ledger), switchboard)),
+        operators: Arc::new(OperatorTasks::new(Arc::clone(&ledger), call_registry)),
         ledger,
-        stopping: left.clone(),
+        stopping: notice_watch.clone(),
         needs_servers: config.ready.needs_servers,
         events: Arc::new(admin::EventStreams::new(clock.reading().wall().to_string())),
         history: Arc::default(),
-        reloads,
+        reloads: reload_sender,
     };
 
     if config.ready.needs_servers {
-        tokio::spawn(probe_servers(servers, left.clone()));
+        tokio::spawn(probe_servers(servers, notice_watch.clone()));
     }
-    put_into_effect(&routes);
-    let bound = front::serve(
+    activate_routes(&routes);
+    let front_handle = front::serve(
         config.front.clone(),
         services(&routes),
         front::IdentityKeys { principals, sessions: shared_parts.sessions.clone() },
-        [left, closed],
+        [notice_watch, closing_watch],
         clock,
         tracer,
         net,
     )?;
-    let (metrics_of, counted) = (parts.servers.clone(), Arc::clone(&parts.ledger));
+    let (metrics_servers, metrics_ledger) = (parts.servers.clone(), Arc::clone(&parts.ledger));
     let admin = config.admin.clone().map(|admin| admin::serve(admin, parts)).transpose()?;
-    let metrics = config.metrics.map(|address| admin::serve_metrics(address, metrics_of, counted));
+    let metrics =
+        config.metrics.map(|address| admin::serve_metrics(address, metrics_servers, metrics_ledger));
     let metrics = metrics.transpose().inspect_err(|_| {
         if let Some(admin) = &admin {
             admin.task.abort();
         }
     })?;
-    if let Some(shared) = shared {
+    if let Some(descriptors) = descriptors {
         let operators = [admin.as_ref().map(|admin| admin.address), metrics.as_ref().map(|it| it.address)];
-        log_started(&config, &describe_routes(&config.routes), &bound.addresses, operators, shared);
+        log_started(
+            &config,
+            &describe_routes(&config.routes),
+            &front_handle.addresses,
+            operators,
+            descriptors,
+        );
     }
     Ok(RunningProxy {
-        addresses: bound.addresses,
+        addresses: front_handle.addresses,
         admin,
         metrics,
         paths: routes.iter().map(|served| Arc::clone(served.path())).collect(),
-        tls: config.front.tls.is_some(),
-        stages: DrainStages { notice: leaving, draining, overdue, closing },
+        is_tls: config.front.tls.is_some(),
+        stages: DrainStages { notice, draining, overdue, closing },
         shared: shared_parts,
-        descriptors: shared.map(|(allowed, _)| allowed),
+        descriptors: descriptors.map(|(descriptor_limit, _)| descriptor_limit),
         routes,
-        front: bound.reload,
+        front: front_handle.reload,
         config,
         reload_requests,
         retiring: Vec::new(),
@@ -263,10 +275,10 @@ fn start_each(
 }
 
 /// Creates the tracer, and the exporter where one is configured.
-fn trace_to(config: &Config) -> (Tracer, Option<ExporterHandle>) {
+fn start_tracing(config: &Config) -> (Tracer, Option<ExporterHandle>) {
     let Some(settings) = &config.traces else { return (Tracer::default(), None) };
-    let (tracer, exporting) = trace::start(settings, trace::TraceSources { now: wall_clock, random });
-    (tracer, Some(exporting))
+    let (tracer, exporter) = trace::start(settings, trace::TraceSources { now: wall_clock, random });
+    (tracer, Some(exporter))
 }
 
 /// A store, and its secret if the store outlives the process.
@@ -274,22 +286,22 @@ type StoreWithSecret = (Arc<dyn Store>, Option<StoreSecret>);
 
 /// Creates the clock of the store's records, which goes on from the stored time. A network of pipes runs on
 /// tokio's clock, which tests pause.
-fn clock(net: &Network, store: &dyn Store) -> Arc<dyn Clock> {
-    let kept = store.kept_clock();
+fn create_clock(net: &Network, store: &dyn Store) -> Arc<dyn Clock> {
+    let stored = store.kept_clock();
     Arc::new(match net {
-        Network::System | Network::Limited(_) => SteadyClock::resume(kept, wall_time),
+        Network::System | Network::Limited(_) => SteadyClock::resume(stored, wall_time),
         Network::Pipes(_) => {
             let wall = SystemClock::new();
-            SteadyClock::resume(kept, move || wall.timestamp() + ClockOffset::ZERO)
+            SteadyClock::resume(stored, move || wall.timestamp() + ClockOffset::ZERO)
         }
     })
 }
 
 /// Divides the file descriptors between clients and servers, and sets the clients' connection limit
 /// accordingly.
-fn share(allowed: DescriptorLimit, config: &mut Config) -> DescriptorShares {
-    let written = (config.connections.clients, config.connections.servers);
-    let shares = allowed.share(written, (config.front.limits.connections, upstream::CONNECTIONS));
+fn share_descriptors(descriptor_limit: DescriptorLimit, config: &mut Config) -> DescriptorShares {
+    let configured = (config.connections.clients, config.connections.servers);
+    let shares = descriptor_limit.share(configured, (config.front.limits.connections, upstream::CONNECTIONS));
     config.front.limits.connections = shares.clients;
     shares
 }
@@ -299,7 +311,7 @@ fn log_started(
     routes: &str,
     listen: &[SocketAddr],
     [admin, metrics]: [Option<SocketAddr>; 2],
-    (allowed, shares): (DescriptorLimit, DescriptorShares),
+    (descriptor_limit, shares): (DescriptorLimit, DescriptorShares),
 ) {
     ProxyStarted {
         listen: &listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
@@ -315,8 +327,8 @@ fn log_started(
         state_keys: if config.state_keys.is_empty() { "made at start" } else { "configured" },
         notice: config.drain.notice,
         drain: config.drain.limit,
-        descriptors: allowed.limit,
-        descriptors_before: allowed.before,
+        descriptors: descriptor_limit.limit,
+        descriptors_before: descriptor_limit.before,
         connections: shares.clients,
         upstream_connections: shares.servers,
         calls: config.front.limits.calls,
@@ -337,9 +349,10 @@ async fn probe_servers(servers: Vec<(Arc<str>, Arc<dyn Upstream>)>, stopping: Dr
         client_info: ClientInfo::default(),
     };
     loop {
-        let unknown = servers.iter().filter(|(_, server)| server.health().is_up != Some(true));
+        let unconfirmed = servers.iter().filter(|(_, server)| server.health().is_up != Some(true));
         // The probe updates the server's health.
-        let probes = futures_util::future::join_all(unknown.map(|(_, server)| server.describe(&anonymous)));
+        let probes =
+            futures_util::future::join_all(unconfirmed.map(|(_, server)| server.describe(&anonymous)));
         tokio::select! {
             () = stopping.stopped() => return,
             _ = probes => {}
@@ -432,7 +445,7 @@ fn describe_server(server: &UpstreamTarget) -> String {
 }
 
 /// Opens the configured store, and derives its secret if the store outlives the process.
-fn store(store: &config::StoreConfig, quotas: &policy::TaskQuotas) -> Result<StoreWithSecret, Error> {
+fn open_store(store: &config::StoreConfig, quotas: &policy::TaskQuotas) -> Result<StoreWithSecret, Error> {
     let &policy::TaskQuotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
     let bounds = StoreBounds { stored_bytes, stored_bytes_per_principal };
     Ok(match store {
@@ -464,7 +477,7 @@ fn store(store: &config::StoreConfig, quotas: &policy::TaskQuotas) -> Result<Sto
 impl RunningProxy {
     /// Returns the URL of a route, by a listening address and the path of the route.
     pub fn url(&self, address: &SocketAddr, path: &str) -> String {
-        let scheme = if self.tls { "https" } else { "http" };
+        let scheme = if self.is_tls { "https" } else { "http" };
         format!("{scheme}://{address}{path}")
     }
 
@@ -478,20 +491,20 @@ impl RunningProxy {
     /// calls and tasks that end within the drain time are fetched; the others end with a clear error, and
     /// their servers get a cancellation; listen streams end last.
     pub async fn stop(self) {
-        self.stop_unless(std::future::pending()).await;
+        self.stop_or_abort(std::future::pending()).await;
     }
 
     /// Shuts down in order, or at once when `stop_now` resolves. Returns whether it was stopped at once.
-    async fn stop_unless(self, hurry: impl Future<Output = ()>) -> bool {
-        let (begun, made) = (self.unfinished_work(), self.shared.ledger.created_count());
-        let mut left = UnfinishedWork::default();
+    async fn stop_or_abort(self, stop_now: impl Future<Output = ()>) -> bool {
+        let (initial, tasks_made) = (self.unfinished_work(), self.shared.ledger.created_count());
+        let mut unfinished = UnfinishedWork::default();
         let hurried = tokio::select! {
             // If both are ready, the shutdown counts as completed.
             biased;
-            () = self.drain(&mut left) => false,
-            () = hurry => true,
+            () = self.drain(&mut unfinished) => false,
+            () = stop_now => true,
         };
-        let lost = if hurried && !left.is_final { self.unfinished_work() } else { left };
+        let lost = if hurried && !unfinished.is_final { self.unfinished_work() } else { unfinished };
         // The admin listener serves until the end, so that operators can observe the shutdown.
         if let Some(metrics) = &self.metrics {
             metrics.task.abort();
@@ -505,8 +518,8 @@ impl RunningProxy {
         let UnfinishedWork { calls, tasks, results, .. } = lost;
         let tasks_released = self.shared.ledger.released_count();
         DrainCompleted {
-            ended: (begun.calls + begun.tasks).saturating_sub(calls + tasks),
-            became_tasks: self.shared.ledger.created_count().saturating_sub(made),
+            ended: (initial.calls + initial.tasks).saturating_sub(calls + tasks),
+            became_tasks: self.shared.ledger.created_count().saturating_sub(tasks_made),
             tasks_released,
             calls_lost: calls,
             tasks_lost: tasks.saturating_sub(tasks_released),
@@ -517,29 +530,29 @@ impl RunningProxy {
         hurried
     }
 
-    async fn drain(&self, left: &mut UnfinishedWork) {
-        let DrainStages { notice: leaving, draining, overdue, closing } = &self.stages;
+    async fn drain(&self, unfinished: &mut UnfinishedWork) {
+        let DrainStages { notice: notice_stage, draining, overdue, closing } = &self.stages;
         let DrainTimes { notice, limit } = self.config.drain;
-        leaving.start();
+        notice_stage.start();
         if !notice.is_zero() {
             ShutdownNotice { notice }.emit();
             sleep(notice).await;
         }
-        let until = (self.shared.clock.now() + limit).into();
+        let deadline = (self.shared.clock.now() + limit).into();
         draining.start();
         let UnfinishedWork { calls, tasks, results, .. } = self.unfinished_work();
         DrainStarted { calls, tasks, results, limit }.emit();
-        let _ = timeout_at(until, self.wait_until_drained()).await;
+        let _ = timeout_at(deadline, self.wait_until_drained()).await;
         // Work that is unfinished at the end of the drain time is lost.
-        *left = UnfinishedWork { is_final: true, ..self.unfinished_work() };
+        *unfinished = UnfinishedWork { is_final: true, ..self.unfinished_work() };
         overdue.start();
         // The last stage cancels calls at their servers, and answers their clients.
         let _ = timeout(FINAL_TIMEOUT, draining.completed()).await;
         closing.start();
-        let _ = timeout_at(until, closing.completed()).await;
-        let served = self.routes.iter().map(|served| &served.upstream);
-        let all = served.chain(self.retiring.iter().map(|(_, upstream)| upstream));
-        futures_util::future::join_all(all.map(|upstream| upstream.close())).await;
+        let _ = timeout_at(deadline, closing.completed()).await;
+        let current = self.routes.iter().map(|served| &served.upstream);
+        let upstreams = current.chain(self.retiring.iter().map(|(_, upstream)| upstream));
+        futures_util::future::join_all(upstreams.map(|upstream| upstream.close())).await;
         // Connections still have to write the last responses.
         let _ = timeout(FINAL_TIMEOUT, closing.completed()).await;
         let _ = timeout(FINAL_TIMEOUT, self.shared.ledger.close()).await;
@@ -589,6 +602,6 @@ struct UnfinishedWork {
 ///
 /// # Errors
 /// An error if this program was not started by a proxy.
-pub async fn supervise(words: &[String]) -> std::io::Result<u8> {
-    upstream::stdio::supervise(words).await
+pub async fn supervise(arguments: &[String]) -> std::io::Result<u8> {
+    upstream::stdio::supervise(arguments).await
 }

@@ -7,8 +7,8 @@
 //! needs it ([`Endpoint::retire`](crate::proxy::Endpoint::retire)).
 
 use super::{
-    Error, RunningProxy, publish_limits, share,
-    shared_parts::{ServedRoute, put_into_effect, servers, services, shown_routes},
+    Error, RunningProxy, publish_limits, share_descriptors,
+    shared_parts::{ServedRoute, activate_routes, route_entries, servers, services},
 };
 use crate::{
     admin::{self, ChangedKeys},
@@ -37,23 +37,23 @@ impl RunningProxy {
     /// # Errors
     /// The same as for [`start`](super::start); nothing has changed then.
     pub fn reload(&mut self, mut config: Config) -> Result<ChangedKeys, Error> {
-        let needs_restart = self.keep_restart_only(&mut config);
-        let shares = self.descriptors.map(|allowed| share(allowed, &mut config));
-        let PreparedRoutes { routes, added: further, changes: otherwise } = self.prepare_routes(&config)?;
+        let needs_restart = self.keep_restart_keys(&mut config);
+        let shares = self.descriptors.map(|allowed| share_descriptors(allowed, &mut config));
+        let PreparedRoutes { routes, added, changes } = self.prepare_routes(&config)?;
         let close_added = |routes: &[ServedRoute]| {
-            for position in &further {
+            for position in &added {
                 let upstream = Arc::clone(&routes[*position].upstream);
                 tokio::spawn(async move { upstream.close().await });
             }
         };
-        let admitting = match (&self.admin, &config.admin) {
-            (Some(bound), Some(admin)) => bound.prepare(admin).map(Some),
+        let admin_access = match (&self.admin, &config.admin) {
+            (Some(admin_server), Some(admin)) => admin_server.prepare(admin).map(Some),
             _ => Ok(None),
         };
-        let admitting = admitting.inspect_err(|_| close_added(&routes))?;
+        let admin_access = admin_access.inspect_err(|_| close_added(&routes))?;
         let front = Arc::clone(&self.front);
-        let prepared = front.prepare(config.front.clone(), services(&routes));
-        let prepared = prepared.inspect_err(|_| close_added(&routes))?;
+        let prepared_front = front.prepare(config.front.clone(), services(&routes));
+        let prepared_front = prepared_front.inspect_err(|_| close_added(&routes))?;
 
         let changed = self.config.changed_keys(&config);
         self.shared.ledger.set_quotas(config.quotas);
@@ -61,118 +61,119 @@ impl RunningProxy {
             limiter.set_limit(shares.servers);
             Limit::UpstreamConnections.set_value(shares.servers as f64);
         }
-        self.addresses = prepared.addresses.clone();
-        otherwise.into_iter().for_each(|change| change());
+        self.addresses = prepared_front.addresses.clone();
+        changes.into_iter().for_each(|change| change());
         self.shared.bind_sessions(&config);
-        prepared.apply();
-        self.tls = config.front.tls.is_some();
+        prepared_front.apply();
+        self.is_tls = config.front.tls.is_some();
         self.paths = routes.iter().map(|served| Arc::clone(served.path())).collect();
-        let ends_after = self.config.drain.limit;
-        let before = mem::replace(&mut self.routes, routes);
+        let drain_limit = self.config.drain.limit;
+        let old_routes = mem::replace(&mut self.routes, routes);
         self.retiring.retain(|(retired, _)| !retired.is_finished());
-        for served in before {
-            let stays = |now: &ServedRoute| Arc::ptr_eq(&now.upstream, &served.upstream);
-            if !self.routes.iter().any(stays) {
-                let ends = matches!(served.server, UpstreamTarget::Command(_));
-                let retired = tokio::spawn(served.endpoint.retire(ends_after, ends));
+        for served in old_routes {
+            let is_kept_by = |new: &ServedRoute| Arc::ptr_eq(&new.upstream, &served.upstream);
+            if !self.routes.iter().any(is_kept_by) {
+                let is_stdio = matches!(served.server, UpstreamTarget::Command(_));
+                let retired = tokio::spawn(served.endpoint.retire(drain_limit, is_stdio));
                 self.retiring.push((retired, served.upstream));
             }
         }
-        put_into_effect(&self.routes);
+        activate_routes(&self.routes);
         self.config = config;
         publish_limits(&self.config);
         let changed = ChangedKeys { changed, needs_restart };
-        self.update_admin(admitting);
+        self.update_admin(admin_access);
         Ok(changed)
     }
 
     /// Prepares the routes of a configuration: creates new servers, and prepares changes of those that stay.
     fn prepare_routes(&self, config: &Config) -> Result<PreparedRoutes, Error> {
         let keyring = self.shared.keyring(config);
-        let mut ready = PreparedRoutes { routes: Vec::new(), added: Vec::new(), changes: Vec::new() };
-        for wanted in &config.routes {
-            let route = Arc::new(wanted.route.clone());
-            let before = self.routes.iter().find(|before| *before.path() == route.path);
-            let served = match before {
-                Some(before) if self.is_same_server(before, wanted) => {
-                    before.prepare_reload(wanted).map(|change| {
-                        ready.changes.push(change);
-                        before.reloaded(wanted, &keyring)
+        let mut prepared = PreparedRoutes { routes: Vec::new(), added: Vec::new(), changes: Vec::new() };
+        for new in &config.routes {
+            let route = Arc::new(new.route.clone());
+            let current = self.routes.iter().find(|served| *served.path() == route.path);
+            let served = match current {
+                Some(current) if self.is_same_server(current, new) => {
+                    current.prepare_reload(new).map(|change| {
+                        prepared.changes.push(change);
+                        current.reloaded(new, &keyring)
                     })
                 }
-                _ => self.shared.serve_one(wanted, route, &keyring).map(|served| {
-                    ready.added.push(ready.routes.len());
-                    match before {
-                        Some(before) => served.replacing(before),
+                _ => self.shared.create_route(new, route, &keyring).map(|served| {
+                    prepared.added.push(prepared.routes.len());
+                    match current {
+                        Some(current) => served.replacing(current),
                         None => served,
                     }
                 }),
             };
             match served {
-                Ok(served) => ready.routes.push(served),
+                Ok(served) => prepared.routes.push(served),
                 Err(error) => {
-                    for position in ready.added {
-                        let upstream = Arc::clone(&ready.routes[position].upstream);
+                    for position in prepared.added {
+                        let upstream = Arc::clone(&prepared.routes[position].upstream);
                         tokio::spawn(async move { upstream.close().await });
                     }
                     return Err(error);
                 }
             }
         }
-        Ok(ready)
+        Ok(prepared)
     }
 
     /// Whether a route keeps its server. Other names among the configured headers make it a different server,
     /// because its sessions were opened without those headers.
-    fn is_same_server(&self, before: &ServedRoute, wanted: &RouteConfig) -> bool {
-        let spoken_to = self.config.routes.iter().find(|route| route.route.path == *before.path());
-        let names = |config: &upstream::Config| config.headers.keys().cloned().collect::<HashSet<_>>();
-        before.server == wanted.server
-            && spoken_to.is_some_and(|route| names(&route.upstream) == names(&wanted.upstream))
+    fn is_same_server(&self, current: &ServedRoute, new: &RouteConfig) -> bool {
+        let current_config = self.config.routes.iter().find(|route| route.route.path == *current.path());
+        let header_names = |config: &upstream::Config| config.headers.keys().cloned().collect::<HashSet<_>>();
+        current.server == new.server
+            && current_config
+                .is_some_and(|route| header_names(&route.upstream) == header_names(&new.upstream))
     }
 
     /// Sets the keys that need a restart to their current values. Returns the names of those that differ.
-    fn keep_restart_only(&self, config: &mut Config) -> Vec<&'static str> {
-        let now = &self.config;
-        let mut needs = Vec::new();
-        let mut keep = |name, differs: bool| {
+    fn keep_restart_keys(&self, config: &mut Config) -> Vec<&'static str> {
+        let current = &self.config;
+        let mut needs_restart = Vec::new();
+        let mut note = |name, differs: bool| {
             if differs {
-                needs.push(name);
+                needs_restart.push(name);
             }
         };
-        keep("store", config.store != now.store);
-        keep("log", config.log != now.log);
-        keep("ready", config.ready != now.ready);
-        keep("telemetry", config.traces != now.traces);
+        note("store", config.store != current.store);
+        note("log", config.log != current.log);
+        note("ready", config.ready != current.ready);
+        note("telemetry", config.traces != current.traces);
         let address = |admin: &Option<admin::Config>| admin.as_ref().map(|admin| admin.listen);
-        keep("admin", address(&config.admin) != address(&now.admin));
-        keep("metrics", config.metrics != now.metrics);
-        config.store = now.store.clone();
-        config.metrics = now.metrics;
-        config.log = now.log.clone();
-        config.ready = now.ready;
-        config.traces = now.traces.clone();
-        if address(&config.admin) != address(&now.admin) {
-            config.admin = now.admin.clone();
+        note("admin", address(&config.admin) != address(&current.admin));
+        note("metrics", config.metrics != current.metrics);
+        config.store = current.store.clone();
+        config.metrics = current.metrics;
+        config.log = current.log.clone();
+        config.ready = current.ready;
+        config.traces = current.traces.clone();
+        if address(&config.admin) != address(&current.admin) {
+            config.admin = current.admin.clone();
         }
-        needs
+        needs_restart
     }
 
-    fn update_admin(&self, admitting: Option<admin::PreparedAccess>) {
+    fn update_admin(&self, access: Option<admin::PreparedAccess>) {
         if let Some(metrics) = &self.metrics {
             metrics.set_servers(servers(&self.routes));
         }
-        let (Some(bound), Some(admitting)) = (&self.admin, admitting) else { return };
-        let before = bound.parts();
+        let (Some(admin_server), Some(access)) = (&self.admin, access) else { return };
+        let current = admin_server.parts();
         let parts = admin::AdminParts {
-            access: admin::OperatorAccess::of(&self.config.front.access),
-            callers: before.callers.with_tokens(&self.config.front.tokens),
+            access: admin::OperatorAccess::from_client_access(&self.config.front.access),
+            principal_names: current.principal_names.with_tokens(&self.config.front.tokens),
             servers: servers(&self.routes),
-            routes: shown_routes(&self.routes),
+            routes: route_entries(&self.routes),
             settings: self.config.settings.json().to_string().into(),
-            ..before
+            ..current
         };
-        bound.apply_reload(admitting, parts);
+        admin_server.apply_reload(access, parts);
     }
 }
 

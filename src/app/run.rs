@@ -24,7 +24,7 @@ pub struct ConfigSource {
     /// Reads and checks the configuration; the error lists everything that is wrong with it.
     pub read: Box<dyn Fn() -> Result<Config, String> + Send>,
     /// Whether to reload when a file of the configuration changes (`--watch`).
-    pub watched: bool,
+    pub is_watched: bool,
 }
 
 /// Events that end the process, besides SIGTERM and Ctrl-C.
@@ -32,9 +32,9 @@ pub struct ConfigSource {
 pub struct StopTriggers {
     /// Whether SIGHUP ends the process in order, because its terminal has closed; otherwise SIGHUP reloads
     /// the configuration.
-    pub on_hangup: bool,
+    pub stops_on_hangup: bool,
     /// Resolves when an MCP host writes to the standard input; `None` if the standard input is not read.
-    pub on_host: Option<oneshot::Receiver<()>>,
+    pub host_message: Option<oneshot::Receiver<()>>,
 }
 
 /// The signals that stop the process.
@@ -69,7 +69,7 @@ pub struct PendingWork {
 }
 
 /// Most keys that a log event names.
-const MAX_NAMES: usize = 20;
+const MAX_LOGGED_KEYS: usize = 20;
 
 /// Serves until the process is signalled to stop, then shuts down in order; at once at a second signal.
 /// `on_ready` is called once clients are served, `on_stopping` when the shutdown begins.
@@ -79,12 +79,12 @@ const MAX_NAMES: usize = 20;
 pub async fn run(
     mut config: Config,
     source: ConfigSource,
-    mut stops: StopTriggers,
-    ready: impl FnOnce(&RunningProxy),
-    stopping: impl FnOnce(&PendingWork),
+    mut triggers: StopTriggers,
+    on_ready: impl FnOnce(&RunningProxy),
+    on_stopping: impl FnOnce(&PendingWork),
 ) -> Result<(), Error> {
     let (mut signals, mut hangup) = (StopSignals::listen(), listen_to(SignalKind::hangup()));
-    let mut watch = source.watched.then(|| FileWatch::new(paths(&config)));
+    let mut watch = source.is_watched.then(|| FileWatch::new(file_paths(&config)));
     let warnings = config.warnings.clone();
     let token_folders = token_folders(&config);
     if let Some(admin) = &mut config.admin {
@@ -92,25 +92,25 @@ pub async fn run(
     }
     let mut running = start(config)?;
     log_warnings(&warnings);
-    ready(&running);
+    on_ready(&running);
     notify::ready();
-    let (is_interrupt, host) = loop {
-        let by = tokio::select! {
+    let (is_interrupt, host_url) = loop {
+        let trigger = tokio::select! {
             biased;
-            is_interrupt = signals.stop() => break (is_interrupt, None),
-            () = host_message(&mut stops.on_host) => break (false, Some(running.first_url())),
-            Some(()) = or_pending(hangup.as_mut().map(Signal::recv)) => match stops.on_hangup {
+            is_interrupt = signals.wait() => break (is_interrupt, None),
+            () = wait_for_host(&mut triggers.host_message) => break (false, Some(running.first_url())),
+            Some(()) = or_pending(hangup.as_mut().map(Signal::recv)) => match triggers.stops_on_hangup {
                 true => break (false, None),
                 false => ReloadTrigger::Signal,
             },
             Some(reply) = running.reload_requests.recv() => ReloadTrigger::Operator(reply),
             () = or_pending(watch.as_mut().map(FileWatch::changed)) => ReloadTrigger::Watch,
         };
-        let word = by.as_str();
+        let trigger_name = trigger.as_str();
         notify::reloading();
         let outcome = (source.read)().and_then(|config| {
             if let Some(watch) = &mut watch {
-                watch.set_files(paths(&config));
+                watch.set_files(file_paths(&config));
             }
             let warnings = config.warnings.clone();
             let changed = running.reload(config).map_err(|error| error.to_string())?;
@@ -121,26 +121,26 @@ pub async fn run(
             Ok(changed) => {
                 let needs_restart = changed.needs_restart.join(", ");
                 ConfigReloaded {
-                    by: word,
+                    by: trigger_name,
                     changed: &join_names(&changed.changed),
                     needs_restart: &needs_restart,
                 }
                 .emit();
             }
-            Err(error) => ConfigRefused { by: word, error }.emit(),
+            Err(error) => ConfigRefused { by: trigger_name, error }.emit(),
         }
         notify::ready();
-        if let ReloadTrigger::Operator(reply) = by {
+        if let ReloadTrigger::Operator(reply) = trigger {
             // The operator may have disconnected.
             let _ = reply.send(outcome);
         }
     };
     notify::stopping();
-    stopping(&running.pending_work(is_interrupt));
-    let again = async {
-        signals.stop().await;
+    on_stopping(&running.pending_work(is_interrupt));
+    let second_signal = async {
+        signals.wait().await;
     };
-    match (running.stop_unless(again).await, host) {
+    match (running.stop_or_abort(second_signal).await, host_url) {
         (_, Some(url)) => Err(Error::StartedByHost { url }),
         (true, None) => Err(Error::SecondSignal),
         (false, None) => Ok(()),
@@ -169,7 +169,7 @@ fn log_warnings(warnings: &ConfigWarnings) {
 }
 
 /// Resolves when an MCP host has written to the standard input.
-async fn host_message(message: &mut Option<oneshot::Receiver<()>>) {
+async fn wait_for_host(message: &mut Option<oneshot::Receiver<()>>) {
     if let Some(received) = message
         && received.await.is_ok()
     {
@@ -179,15 +179,15 @@ async fn host_message(message: &mut Option<oneshot::Receiver<()>>) {
     pending().await
 }
 
-fn paths(config: &Config) -> Vec<PathBuf> {
+fn file_paths(config: &Config) -> Vec<PathBuf> {
     config.files.0.iter().map(|file| file.path.clone()).collect()
 }
 
 /// Joins names for a log line, at most [`MAX_LOGGED_KEYS`].
 fn join_names(names: &[impl Display]) -> String {
-    let mut shown: Vec<_> = names.iter().take(MAX_NAMES).map(ToString::to_string).collect();
-    if names.len() > MAX_NAMES {
-        shown.push(format!("and {} more", names.len() - MAX_NAMES));
+    let mut shown: Vec<_> = names.iter().take(MAX_LOGGED_KEYS).map(ToString::to_string).collect();
+    if names.len() > MAX_LOGGED_KEYS {
+        shown.push(format!("and {} more", names.len() - MAX_LOGGED_KEYS));
     }
     shown.join(", ")
 }
@@ -214,7 +214,7 @@ impl StopSignals {
     }
 
     /// Resolves at the next SIGTERM or Ctrl-C. Returns whether the signal was Ctrl-C.
-    async fn stop(&mut self) -> bool {
+    async fn wait(&mut self) -> bool {
         tokio::select! {
             _ = or_pending(self.terminate.as_mut().map(Signal::recv)) => false,
             _ = or_pending(self.interrupt.as_mut().map(Signal::recv)) => true,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Parts that all routes share.
 pub(super) struct SharedParts {
     pub(super) ledger: Arc<TaskLedger>,
-    pub(super) switchboard: Arc<CallRegistry>,
+    pub(super) call_registry: Arc<CallRegistry>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) tracer: Tracer,
     /// Shutdown signals, in order: no new calls; the drain time is over; listen streams end.
@@ -52,17 +52,17 @@ impl SharedParts {
     ///
     /// # Errors
     /// [`Error::Upstream`] names the route whose upstream cannot be created.
-    pub(super) fn serve(&self, config: &Config) -> Result<Vec<ServedRoute>, Error> {
+    pub(super) fn create_routes(&self, config: &Config) -> Result<Vec<ServedRoute>, Error> {
         let keyring = self.keyring(config);
-        let serve = |route: &RouteConfig| self.serve_one(route, Arc::new(route.route.clone()), &keyring);
-        config.routes.iter().map(serve).collect()
+        let create = |route: &RouteConfig| self.create_route(route, Arc::new(route.route.clone()), &keyring);
+        config.routes.iter().map(create).collect()
     }
 
     /// Creates a route.
     ///
     /// # Errors
     /// The same as for [`SharedParts::create_routes`].
-    pub(super) fn serve_one(
+    pub(super) fn create_route(
         &self,
         config: &RouteConfig,
         route: Arc<policy::Route>,
@@ -75,7 +75,7 @@ impl SharedParts {
             route,
             Arc::clone(&upstream),
             Arc::clone(&self.ledger),
-            Arc::clone(&self.switchboard),
+            Arc::clone(&self.call_registry),
             Arc::clone(&self.clock),
             Arc::clone(keyring),
             self.signals.clone(),
@@ -87,7 +87,7 @@ impl SharedParts {
     /// Returns the keys that seal `requestState`: the configured ones, and the proxy's own as the last, which
     /// opens state that was sealed while none was configured.
     pub(super) fn keyring(&self, config: &Config) -> Arc<SealKeyring> {
-        let (sealing, older) = keys(config, self.own_key);
+        let (sealing, older) = ordered_keys(config, self.own_key);
         Arc::new(SealKeyring::new(sealing, &older))
     }
 
@@ -100,13 +100,13 @@ impl SharedParts {
 /// Creates a seal that binds session ids by the configured keys, and opens those that the proxy's own key
 /// bound.
 pub(super) fn session_seal(config: &Config, own_key: [u8; 32]) -> SessionSeal {
-    let (sealing, older) = keys(config, own_key);
+    let (sealing, older) = ordered_keys(config, own_key);
     SessionSeal::new(sealing, older)
 }
 
 /// Returns the key that seals, and the older keys: those of the configuration, and the proxy's own as the
 /// last.
-fn keys(config: &Config, own_key: [u8; 32]) -> ([u8; 32], Vec<[u8; 32]>) {
+fn ordered_keys(config: &Config, own_key: [u8; 32]) -> ([u8; 32], Vec<[u8; 32]>) {
     let mut keys = config.state_keys.iter().map(|key| *key.expose()).chain([own_key]);
     let sealing = keys.next().expect("there is our own");
     (sealing, keys.collect())
@@ -122,7 +122,7 @@ impl ServedRoute {
 }
 
 /// Puts the configuration of these routes into effect: registers their metrics, and applies their limits.
-pub(super) fn put_into_effect(routes: &[ServedRoute]) {
+pub(super) fn activate_routes(routes: &[ServedRoute]) {
     for served in routes {
         metrics::register_route(served.path(), matches!(served.server, UpstreamTarget::Command(_)));
         served.endpoint.apply_limits();
@@ -140,11 +140,11 @@ pub(super) fn servers(routes: &[ServedRoute]) -> Vec<(Arc<str>, Arc<dyn Upstream
 }
 
 /// Returns the routes as the admin listener shows them.
-pub(super) fn shown_routes(routes: &[ServedRoute]) -> Vec<admin::RouteEntry> {
-    let shown = routes.iter().map(|served| admin::RouteEntry {
+pub(super) fn route_entries(routes: &[ServedRoute]) -> Vec<admin::RouteEntry> {
+    let entries = routes.iter().map(|served| admin::RouteEntry {
         route: Arc::clone(served.endpoint.route()),
         server: describe_server(&served.server),
         upstream: Arc::clone(&served.upstream),
     });
-    shown.collect()
+    entries.collect()
 }

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 /// The watched files, and their state at the last poll.
 pub(super) struct FileWatch {
     files: Vec<PathBuf>,
-    seen: Vec<FileFingerprint>,
+    fingerprints: Vec<FileFingerprint>,
 }
 
 /// Identifies the content of a file without reading it: inode, modification time and length; `None` without a
@@ -21,50 +21,50 @@ pub(super) struct FileWatch {
 type FileFingerprint = Option<(u64, SystemTime, u64)>;
 
 /// Interval of the polls. Several changes in between are read once.
-const PERIOD: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 // === impl FileWatch ===
 
 impl FileWatch {
     /// Watches these files from now on.
     pub(super) fn new(files: Vec<PathBuf>) -> Self {
-        let seen = files.iter().map(|file| fingerprint(file)).collect();
-        Self { files, seen }
+        let fingerprints = files.iter().map(|file| fingerprint(file)).collect();
+        Self { files, fingerprints }
     }
 
     /// Replaces the watched files. A file that has changed since the last poll still counts as changed.
     pub(super) fn set_files(&mut self, files: Vec<PathBuf>) {
-        let seen = |file: &PathBuf| match self.files.iter().position(|known| known == file) {
-            Some(at) => self.seen[at],
+        let previous = |file: &PathBuf| match self.files.iter().position(|watched| watched == file) {
+            Some(index) => self.fingerprints[index],
             None => fingerprint(file),
         };
-        self.seen = files.iter().map(seen).collect();
+        self.fingerprints = files.iter().map(previous).collect();
         self.files = files;
     }
 
     /// Resolves when a file has changed and all have then stayed the same for one [`POLL_INTERVAL`], so that
     /// no change is read halfway.
     pub(super) async fn changed(&mut self) {
-        let mut before = self.seen.clone();
+        let mut last_poll = self.fingerprints.clone();
         loop {
-            sleep(PERIOD).await;
+            sleep(POLL_INTERVAL).await;
             let now: Vec<_> = self.files.iter().map(|file| fingerprint(file)).collect();
-            if now == before && now != self.seen {
-                self.seen = now;
+            if now == last_poll && now != self.fingerprints {
+                self.fingerprints = now;
                 return;
             }
-            before = now;
+            last_poll = now;
         }
     }
 }
 
 fn fingerprint(file: &Path) -> FileFingerprint {
-    let about = fs::metadata(file).ok()?;
+    let metadata = fs::metadata(file).ok()?;
     #[cfg(unix)]
-    let number = std::os::unix::fs::MetadataExt::ino(&about);
+    let number = std::os::unix::fs::MetadataExt::ino(&metadata);
     #[cfg(not(unix))]
     let number = 0;
-    Some((number, about.modified().ok()?, about.len()))
+    Some((number, metadata.modified().ok()?, metadata.len()))
 }
 
 #[cfg(test)]
@@ -78,17 +78,17 @@ mod tests {
         let [file, other] = ["a", "b"].map(|name| folder.path().join(name));
         fs::write(&file, "1").expect("it can be written");
         let mut watch = FileWatch::new(vec![file.clone()]);
-        assert!(timeout(PERIOD * 3, watch.changed()).await.is_err());
+        assert!(timeout(POLL_INTERVAL * 3, watch.changed()).await.is_err());
         fs::write(&file, "22").expect("it can be written");
-        assert!(timeout(PERIOD * 3, watch.changed()).await.is_ok());
-        assert!(timeout(PERIOD * 3, watch.changed()).await.is_err());
+        assert!(timeout(POLL_INTERVAL * 3, watch.changed()).await.is_ok());
+        assert!(timeout(POLL_INTERVAL * 3, watch.changed()).await.is_err());
         fs::write(&other, "33").expect("it can be written");
         fs::rename(&other, &file).expect("it can be moved");
-        assert!(timeout(PERIOD * 3, watch.changed()).await.is_ok());
+        assert!(timeout(POLL_INTERVAL * 3, watch.changed()).await.is_ok());
         fs::remove_file(&file).expect("it is there");
-        assert!(timeout(PERIOD * 3, watch.changed()).await.is_ok());
+        assert!(timeout(POLL_INTERVAL * 3, watch.changed()).await.is_ok());
         watch.set_files(vec![file, other.clone()]);
         fs::write(&other, "1").expect("it can be written");
-        assert!(timeout(PERIOD * 3, watch.changed()).await.is_ok());
+        assert!(timeout(POLL_INTERVAL * 3, watch.changed()).await.is_ok());
     }
 }

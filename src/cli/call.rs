@@ -5,7 +5,7 @@
 //! (`docs/commands.md`).
 
 use super::{
-    CANCELLED, DONE, FAILED, NO,
+    EXIT_CANCELLED, EXIT_FAILURE, EXIT_NEGATIVE, EXIT_SUCCESS,
     ask::{self, InputResponder, ResponderError},
     interrupted,
     printer::{Printer, StatusBar},
@@ -25,7 +25,7 @@ use std::{fmt::Write as _, time::Duration};
 use tokio::time::{sleep, timeout};
 
 /// Longest wait for the response to a cancellation before the program exits.
-const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time after which a pending cancellation is reported.
 const CANCEL_NOTICE_DELAY: Duration = Duration::from_millis(250);
 /// Maximum number of rounds of input requests in one call. Options such as `--sampling` respond every time,
@@ -85,29 +85,29 @@ struct ProgressScreen<'a> {
     /// The initial text of the bar.
     title: String,
     /// The last printed line, so that only changes are printed.
-    last: String,
+    last_line: String,
 }
 
 /// Runs the command and returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     if args.tool.is_none() && args.task.is_none() {
-        return tools::list(&args.server, args.json, args.timeout, printer).await;
+        return tools::list_tools(&args.server, args.json, args.timeout, printer).await;
     }
-    let mut asker =
+    let mut responder =
         InputResponder::new(args.ask.clone(), format!("{} at {}", args.target(), args.server.url));
-    let mut session = args.server.session(asker.declared(!args.no_tasks));
+    let mut session = args.server.session(responder.declared_support(!args.no_tasks));
     let mut screen = ProgressScreen::new(StatusBar::on_terminal(), args.target(), printer);
-    let mut current = None;
+    let mut current_ticket = None;
     let ending = tokio::select! {
-        ending = run_call(&mut session, &mut asker, &mut screen, &args, &mut current) => ending,
+        ending = run_call(&mut session, &mut responder, &mut screen, &args, &mut current_ticket) => ending,
         () = interrupted() => Err(CallFailure::Interrupted),
-        limit = or_pending(args.timeout.map(elapse)) => Err(CallFailure::TimedOut(limit)),
+        limit = or_pending(args.timeout.map(wait_for)) => Err(CallFailure::TimedOut(limit)),
     };
     screen.clear();
-    for key in asker.unused() {
+    for key in responder.unused_keys() {
         printer.note(format_args!("note: no input request had the key `{key}`; its --answer was not used"));
     }
-    let code = conclude(ending, &mut session, current.as_ref(), args.json, printer).await;
+    let code = conclude(ending, &mut session, current_ticket.as_ref(), args.json, printer).await;
     session.close().await;
     code
 }
@@ -116,14 +116,14 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
 /// `current_ticket`.
 async fn run_call(
     session: &mut ToolSession,
-    asker: &mut InputResponder,
+    responder: &mut InputResponder,
     screen: &mut ProgressScreen<'_>,
     args: &Args,
-    current: &mut Option<Ticket>,
+    current_ticket: &mut Option<Ticket>,
 ) -> Result<CallEnding, CallFailure> {
     let mut arguments = args.arguments.clone().unwrap_or_else(no_arguments);
     let mut tool = args.tool.clone().unwrap_or_default();
-    let called = tool.clone();
+    let called_tool = tool.clone();
     let (mut polls, mut rounds) = (0, 0);
     let mut turn = match &args.task {
         Some(handle) => session.resume(handle, &mut |step| screen.show(&step)).await?,
@@ -134,43 +134,43 @@ async fn run_call(
         }
     };
     loop {
-        let questions = match turn {
+        let requests = match turn {
             CallTurn::Ended(CallEnding::Result(result)) => {
-                let ticket = Ticket::of(&result, &called).filter(|_| !args.ticket);
+                let ticket = Ticket::from_result(&result, &called_tool).filter(|_| !args.ticket);
                 let is_next = |next: &Ticket| {
-                    current.as_ref().is_none_or(|current: &Ticket| current.is_continued_by(next))
+                    current_ticket.as_ref().is_none_or(|current: &Ticket| current.is_continued_by(next))
                 };
                 let Some(ticket) = ticket.filter(is_next) else { return Ok(CallEnding::Result(result)) };
-                screen.show_ticket(&ticket, current.is_some());
+                screen.show_ticket(&ticket, current_ticket.is_some());
                 if polls == Ticket::MAX_POLLS {
                     return Err(CallFailure::TooManyPolls { tool: ticket.result_tool });
                 }
                 polls += 1;
                 (tool, arguments) = (ticket.result_tool.clone(), ticket.arguments());
-                *current = Some(ticket);
+                *current_ticket = Some(ticket);
                 let call = client::ToolCall { tool: &tool, arguments: &arguments };
                 // The pause runs in parallel to the call: a proxy that waits for the result takes longer than
                 // the pause.
-                let pause = sleep(Ticket::PAUSE);
+                let pause = sleep(Ticket::MIN_POLL_INTERVAL);
                 turn = session.call(&call, &mut |step| screen.show(&step)).await?;
-                if matches!(&turn, CallTurn::Ended(CallEnding::Result(next)) if Ticket::of(next, &called).is_some())
+                if matches!(&turn, CallTurn::Ended(CallEnding::Result(next)) if Ticket::from_result(next, &called_tool).is_some())
                 {
                     pause.await;
                 }
                 continue;
             }
             CallTurn::Ended(ending) => return Ok(ending),
-            CallTurn::InputRequired(questions) => questions,
+            CallTurn::InputRequired(requests) => requests,
         };
         rounds += 1;
         if rounds > MAX_ROUNDS {
             return Err(CallFailure::TooManyRounds);
         }
         screen.clear();
-        let answers = asker.answer(&questions).await?;
+        let responses = responder.respond(&requests).await?;
         screen.begin();
         let call = client::ToolCall { tool: &tool, arguments: &arguments };
-        turn = session.answer(&call, &answers, &mut |step| screen.show(&step)).await?;
+        turn = session.respond(&call, &responses, &mut |step| screen.show(&step)).await?;
     }
 }
 
@@ -178,81 +178,81 @@ async fn run_call(
 async fn conclude(
     ending: Result<CallEnding, CallFailure>,
     session: &mut ToolSession,
-    current: Option<&Ticket>,
+    current_ticket: Option<&Ticket>,
     json: bool,
     printer: &mut Printer,
 ) -> u8 {
     match ending {
-        Err(CallFailure::Client(error)) => failed(&error, printer),
-        Err(why @ (CallFailure::Interrupted | CallFailure::Responder(ResponderError::Declined))) => {
-            cancel(session, current, printer).await;
-            printer.note(why);
-            CANCELLED
+        Err(CallFailure::Client(error)) => report_error(&error, printer),
+        Err(failure @ (CallFailure::Interrupted | CallFailure::Responder(ResponderError::Declined))) => {
+            cancel(session, current_ticket, printer).await;
+            printer.note(failure);
+            EXIT_CANCELLED
         }
         Err(
-            why @ (CallFailure::TimedOut(_)
+            failure @ (CallFailure::TimedOut(_)
             | CallFailure::TooManyPolls { .. }
             | CallFailure::TooManyRounds
             | CallFailure::Responder(_)),
         ) => {
-            cancel(session, current, printer).await;
-            printer.error(why);
-            FAILED
+            cancel(session, current_ticket, printer).await;
+            printer.error(failure);
+            EXIT_FAILURE
         }
-        Ok(CallEnding::Result(result)) => print(&result, json, printer),
+        Ok(CallEnding::Result(result)) => print_result(&result, json, printer),
         Ok(CallEnding::Error(error)) => {
             printer.error(error_text(&error));
-            FAILED
+            EXIT_FAILURE
         }
         Ok(CallEnding::Cancelled(task)) => {
             printer.note(format_args!("the task was cancelled{}", status_suffix(task)));
-            CANCELLED
+            EXIT_CANCELLED
         }
         Ok(CallEnding::Failed(task)) => {
             printer.error(format_args!("the task failed{}", status_suffix(task)));
-            FAILED
+            EXIT_FAILURE
         }
     }
 }
 
 /// Returns the status message of a task, after a colon; empty if it has none.
 fn status_suffix(task: Task) -> String {
-    task.message.map(|why| format!(": {why}")).unwrap_or_default()
+    task.message.map(|message| format!(": {message}")).unwrap_or_default()
 }
 
-fn failed(error: &Error, printer: &mut Printer) -> u8 {
+fn report_error(error: &Error, printer: &mut Printer) -> u8 {
     printer.error(error);
     if let Error::Task { task, .. } = error {
         printer.note(format_args!(
             "the task may still be running; its handle is {task}: follow it with `--task {task}` instead of a tool"
         ));
     }
-    FAILED
+    EXIT_FAILURE
 }
 
-async fn elapse(limit: Duration) -> Duration {
+async fn wait_for(limit: Duration) -> Duration {
     sleep(limit).await;
     limit
 }
 
 /// Cancels the pending request, and the call itself if a ticket identifies it.
-async fn cancel(session: &mut ToolSession, current: Option<&Ticket>, printer: &mut Printer) {
-    let cancelled = async {
+async fn cancel(session: &mut ToolSession, current_ticket: Option<&Ticket>, printer: &mut Printer) {
+    let cancellation = async {
         session.cancel().await?;
-        let Some(ticket) = current else { return Ok(()) };
+        let Some(ticket) = current_ticket else { return Ok(()) };
         let call = client::ToolCall { tool: &ticket.cancel_tool, arguments: &ticket.arguments() };
         session.call(&call, &mut |_| {}).await.map(drop)
     };
-    let answered = timeout(CANCEL_PATIENCE, cancelled);
+    let answered = timeout(CANCEL_TIMEOUT, cancellation);
     tokio::pin!(answered);
-    let soon = tokio::select! {
+    let early_outcome = tokio::select! {
         answered = &mut answered => Some(answered),
         () = sleep(CANCEL_NOTICE_DELAY) => None,
     };
-    let answered = match soon {
+    let outcome = match early_outcome {
         Some(answered) => answered,
         None => {
-            let limit = show_duration(CANCEL_PATIENCE);
+            let limit = show_duration(CANCEL_TIMEOUT);
             printer.note(format_args!(
                 "cancelling: waiting up to {limit} for the server's response; press Ctrl-C again to exit at once"
             ));
@@ -262,12 +262,12 @@ async fn cancel(session: &mut ToolSession, current: Option<&Ticket>, printer: &m
             }
         }
     };
-    match answered {
+    match outcome {
         Ok(Ok(())) => {}
         Ok(Err(error)) => printer.note(format_args!("the call could not be cancelled: {error}")),
         Err(_) => printer.note(format_args!(
             "the call could not be cancelled: no response within {}",
-            show_duration(CANCEL_PATIENCE)
+            show_duration(CANCEL_TIMEOUT)
         )),
     }
 }
@@ -285,7 +285,7 @@ impl Args {
 
 impl<'a> ProgressScreen<'a> {
     fn new(bar: Option<StatusBar>, tool: &str, printer: &'a mut Printer) -> Self {
-        let mut screen = Self { printer, bar, title: format!("calling {tool}"), last: String::new() };
+        let mut screen = Self { printer, bar, title: format!("calling {tool}"), last_line: String::new() };
         screen.begin();
         screen
     }
@@ -312,23 +312,23 @@ impl<'a> ProgressScreen<'a> {
                 self.print_unless_drawn(&text);
             }
             CallStep::Handle(task) => {
-                self.print(&handle_text(task));
-                self.status(task);
+                self.print(&describe_task(task));
+                self.show_status(task);
             }
-            CallStep::Polled(task) => self.status(task),
+            CallStep::Polled(task) => self.show_status(task),
             CallStep::Lost(error) => self.print(&format!("{error}; retrying")),
             CallStep::Refused { method } => {
                 self.print(&format!(
                     "the server requests input ({method}), which was refused: no answers are available"
                 ));
             }
-            CallStep::Revision(spoken) => self.print(&format!("the server uses revision {spoken}")),
+            CallStep::Revision(revision) => self.print(&format!("the server uses revision {revision}")),
         }
     }
 
     /// Reports a ticket, or only its status message if the ticket has been reported before.
-    fn show_ticket(&mut self, ticket: &Ticket, again: bool) {
-        if !again {
+    fn show_ticket(&mut self, ticket: &Ticket, is_repeated: bool) {
+        if !is_repeated {
             self.print(&format!("still running; fetching the result with the ticket {}", ticket.ticket));
         }
         if let Some(message) = &ticket.status_message {
@@ -336,7 +336,7 @@ impl<'a> ProgressScreen<'a> {
         }
     }
 
-    fn status(&mut self, task: &Task) {
+    fn show_status(&mut self, task: &Task) {
         let mut text = task.status.as_str().to_owned();
         if let Some(message) = &task.message {
             let _ = write!(text, ": {message}");
@@ -346,7 +346,7 @@ impl<'a> ProgressScreen<'a> {
         {
             self.draw(&progress, message);
         } else if let Some(bar) = &self.bar {
-            bar.message(&text);
+            bar.set_message(&text);
         }
         self.print_unless_drawn(&text);
     }
@@ -357,7 +357,7 @@ impl<'a> ProgressScreen<'a> {
         if let Some(total) = progress.total.filter(|total| *total > 0.0) {
             bar.set_progress(progress.done / total);
         }
-        bar.message(text);
+        bar.set_message(text);
     }
 
     fn print(&mut self, text: &str) {
@@ -368,20 +368,20 @@ impl<'a> ProgressScreen<'a> {
     }
 
     fn print_unless_drawn(&mut self, text: &str) {
-        if self.bar.is_none() && self.last != text {
+        if self.bar.is_none() && self.last_line != text {
             self.printer.note(text);
-            text.clone_into(&mut self.last);
+            text.clone_into(&mut self.last_line);
         }
     }
 }
 
 /// Describes a new task: its handle, retention and poll interval.
-pub(super) fn handle_text(task: &Task) -> String {
+pub(super) fn describe_task(task: &Task) -> String {
     let kept = task.ttl.map_or_else(|| "forever".to_owned(), |ttl| format!("for {}", show_duration(ttl)));
     format!("task {} (kept {kept}, polled every {})", task.id, show_duration(task.poll_interval))
 }
 
-fn print(result: &RawValue, json: bool, printer: &mut Printer) -> u8 {
+fn print_result(result: &RawValue, json: bool, printer: &mut Printer) -> u8 {
     #[derive(Deserialize)]
     struct ErrorFlag {
         #[serde(default, rename = "isError")]
@@ -392,7 +392,7 @@ fn print(result: &RawValue, json: bool, printer: &mut Printer) -> u8 {
         true => printer.raw_json(result),
         false => printer.text(result_text(result)),
     }
-    if is_error { NO } else { DONE }
+    if is_error { EXIT_NEGATIVE } else { EXIT_SUCCESS }
 }
 
 /// Returns the contents of a tool result for display: texts as they are, others by type. A result without
@@ -427,7 +427,7 @@ pub(super) fn result_text(result: &RawValue) -> String {
     if outline.content.is_empty() {
         return outline.structured_content.unwrap_or(result).get().to_owned();
     }
-    let shown = |content: ContentBlock| match content {
+    let to_text = |content: ContentBlock| match content {
         ContentBlock { text: Some(text), .. } => text,
         ContentBlock { resource: Some(EmbeddedResource { text: Some(text), .. }), .. } => text,
         ContentBlock { r#type, mime_type, data, uri, resource, .. } => {
@@ -443,7 +443,7 @@ pub(super) fn result_text(result: &RawValue) -> String {
             text + "]"
         }
     };
-    outline.content.into_iter().map(shown).collect::<Vec<_>>().join("\n")
+    outline.content.into_iter().map(to_text).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -494,10 +494,10 @@ mod tests {
             ttl: None,
         };
         screen.show(&CallStep::Handle(&task));
-        assert_eq!(screen.last, "working");
+        assert_eq!(screen.last_line, "working");
         task.message = Some("half".into());
         screen.show(&CallStep::Polled(&task));
-        assert_eq!(screen.last, "working: half");
-        assert_eq!(handle_text(&task), "task t (kept forever, polled every 500ms)");
+        assert_eq!(screen.last_line, "working: half");
+        assert_eq!(describe_task(&task), "task t (kept forever, polled every 500ms)");
     }
 }

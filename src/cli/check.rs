@@ -1,6 +1,6 @@
 //! `deferral check`: validates a configuration file without starting anything.
 
-use super::{DONE, FAILED, printer::Printer};
+use super::{EXIT_FAILURE, EXIT_SUCCESS, printer::Printer};
 use crate::config;
 use clap::ValueHint;
 use std::path::PathBuf;
@@ -24,26 +24,26 @@ pub struct Args {
 pub fn run(args: &Args, printer: &mut Printer) -> u8 {
     let Some(path) = args.file.as_ref().or(args.config.as_ref()).filter(|_| !args.schema) else {
         printer.json(&config::schema());
-        return DONE;
+        return EXIT_SUCCESS;
     };
-    let (config, doubts) = match config::check(path) {
+    let (config, warnings) = match config::check(path) {
         Ok(checked) => checked,
         Err(problems) => {
-            show(&problems, printer);
-            return FAILED;
+            print_problems(&problems, printer);
+            return EXIT_FAILURE;
         }
     };
-    for line in doubts.iter().flat_map(config::Problems::lines) {
+    for line in warnings.iter().flat_map(config::Problems::lines) {
         printer.note_line(line);
     }
     let (count, noun) = (config.routes.len(), if config.routes.len() == 1 { "route" } else { "routes" });
     printer.line(format_args!("{}: ok ({count} {noun})", config::display_path(path).display()));
-    DONE
+    EXIT_SUCCESS
 }
 
 /// Prints one line per problem, in the format of editors, and an error line with their number. Further lines
 /// of a problem, such as a suggested file, are indented.
-pub(super) fn show(problems: &config::Problems, printer: &mut Printer) {
+pub(super) fn print_problems(problems: &config::Problems, printer: &mut Printer) {
     let lines: Vec<_> = problems.lines().collect();
     for line in &lines {
         printer.note(line);

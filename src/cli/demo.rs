@@ -4,8 +4,8 @@
 //! and serves until it is stopped.
 
 use super::{
-    DONE, FAILED,
-    call::{handle_text, result_text},
+    EXIT_FAILURE, EXIT_SUCCESS,
+    call::{describe_task, result_text},
     interrupted,
     printer::{self, Printer},
 };
@@ -30,13 +30,14 @@ use std::{
 use tokio::net::TcpListener;
 
 /// Duration of the slow call in seconds; the threshold is a quarter of it.
-const SECONDS: u32 = 4;
+const SLOW_CALL_SECONDS: u32 = 4;
 /// The threshold of the demo (`defer.after`).
-const AFTER: &str = "1s";
+const THRESHOLD: &str = "1s";
 /// The response to the demo's own input request.
-const ANSWER: &str = r#"{"action":"accept","content":{"date":"2026-08-01","party":4,"seat":"outside"}}"#;
+const FORM_RESPONSE: &str =
+    r#"{"action":"accept","content":{"date":"2026-08-01","party":4,"seat":"outside"}}"#;
 /// The capabilities that the demo's client declares.
-const DECLARED: ClientSupport =
+const CLIENT_SUPPORT: ClientSupport =
     ClientSupport { tasks: true, elicitation: true, sampling: false, roots: false };
 
 #[derive(Clone, Debug, clap::Args)]
@@ -62,10 +63,10 @@ pub enum Error {
 /// Runs the demo until it is stopped, and returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     match serve(args, printer).await {
-        Ok(()) => DONE,
+        Ok(()) => EXIT_SUCCESS,
         Err(error) => {
             printer.error(error);
-            FAILED
+            EXIT_FAILURE
         }
     }
 }
@@ -78,29 +79,29 @@ async fn serve(args: Args, printer: &mut Printer) -> Result<(), Error> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(Error::Server)?;
     let server = listener.local_addr().map_err(Error::Server)?;
     let (drain, stopping) = Drain::new();
-    let serving = tokio::spawn(demo::serve(listener, stopping));
+    let server_task = tokio::spawn(demo::serve(listener, stopping));
 
-    let written = config_text(args.listen, server);
-    let config = config::parse(Path::new("demo.yaml"), &written).expect("the demo's configuration is valid");
+    let yaml = config_text(args.listen, server);
+    let config = config::parse(Path::new("demo.yaml"), &yaml).expect("the demo's configuration is valid");
     let proxy = app::start(config)?;
     let url = proxy.url(&proxy.addresses[0], config::file::DEFAULT_PATH);
-    let operators =
+    let admin_url =
         proxy.admin.as_ref().map_or_else(String::new, |admin| match printer::is_output_terminal() {
             true => admin.link_with_code(),
             false => admin.url.clone(),
         });
 
-    let shown = tokio::select! {
-        shown = show((&url, &operators), server, &written, printer) => shown.map(|()| false),
+    let outcome = tokio::select! {
+        shown = show((&url, &admin_url), server, &yaml, printer) => shown.map(|()| false),
         () = interrupted() => Ok(true),
     };
-    if matches!(shown, Ok(false)) {
+    if matches!(outcome, Ok(false)) {
         interrupted().await;
     }
     proxy.stop().await;
     drain.stop(Duration::from_secs(1)).await;
-    let _ = serving.await;
-    shown.map(|_| ())
+    let _ = server_task.await;
+    outcome.map(|_| ())
 }
 
 /// Returns the configuration of the proxy as the text of a file. The admin listener has the default address
@@ -117,7 +118,7 @@ drain: 1s
 routes:
   - path: {path}
     upstream: {{ url: \"http://{server}{endpoint}\" }}
-    defer: {{ mode: auto, after: {AFTER} }}
+    defer: {{ mode: auto, after: {THRESHOLD} }}
 ",
         path = config::file::DEFAULT_PATH,
         endpoint = demo::PATH,
@@ -129,19 +130,19 @@ struct DemoPrinter<'a> {
     printer: &'a mut Printer,
     clock: SystemClock,
     /// The start of the current call.
-    begun: Instant,
+    call_start: Instant,
 }
 
 /// Shows the calls through the proxy at `url`, and the commands to try.
 async fn show(
-    (url, operators): (&str, &str),
+    (url, admin_url): (&str, &str),
     server: SocketAddr,
     config: &str,
     printer: &mut Printer,
 ) -> Result<(), Error> {
     let clock = SystemClock::new();
-    let mut teller = DemoPrinter { begun: clock.now(), clock, printer };
-    teller.print(&format!(
+    let mut demo_printer = DemoPrinter { call_start: clock.now(), clock, printer };
+    demo_printer.print(&format!(
         "A legacy server ({legacy}, synchronous, without tasks):  http://{server}{endpoint}
 The proxy in front of it:  {url}
 
@@ -153,25 +154,26 @@ With this configuration:
         config = indented(config),
     ));
     let parsed: Uri = url.parse().expect("an address and a path make a URL");
-    let mut client = ToolSession::new(parsed, HeaderMap::new(), DECLARED, Some(Revision::V2026_07_28));
+    let mut client = ToolSession::new(parsed, HeaderMap::new(), CLIENT_SUPPORT, Some(Revision::V2026_07_28));
 
-    teller.print("A quick call passes through:  greet {\"name\":\"Ada\"}\n");
-    teller.call(&mut client, "greet", r#"{"name":"Ada"}"#).await?;
+    demo_printer.print("A quick call passes through:  greet {\"name\":\"Ada\"}\n");
+    demo_printer.call(&mut client, "greet", r#"{"name":"Ada"}"#).await?;
 
-    let slow = format!("{{\"seconds\":{SECONDS}}}");
-    teller.print(&format!("\nA call that runs longer than {AFTER} becomes a task:  report {slow}\n"));
-    let task = teller.call(&mut client, "report", &slow).await?.unwrap_or_else(|| "TASK_ID".to_owned());
+    let slow = format!("{{\"seconds\":{SLOW_CALL_SECONDS}}}");
+    demo_printer
+        .print(&format!("\nA call that runs longer than {THRESHOLD} becomes a task:  report {slow}\n"));
+    let task = demo_printer.call(&mut client, "report", &slow).await?.unwrap_or_else(|| "TASK_ID".to_owned());
 
-    teller.print(&format!("\nA tool that requests input during its call:  {} {{}}\n", demo::BOOKING));
-    teller.call(&mut client, demo::BOOKING, "{}").await?;
+    demo_printer.print(&format!("\nA tool that requests input during its call:  {} {{}}\n", demo::BOOKING));
+    demo_printer.call(&mut client, demo::BOOKING, "{}").await?;
 
-    teller.print(&format!(
+    demo_printer.print(&format!(
         "
 Try it from another terminal. List the tools:
 
 {list}
 
-A slow call, which returns a handle after {AFTER}:
+A slow call, which returns a handle after {THRESHOLD}:
 
 {call}
 
@@ -190,7 +192,7 @@ Answer input requests yourself, during the call or, after two seconds, in its ta
 
 The admin page, in a browser:
 
-  {operators}
+  {admin_url}
 
 Serving until Ctrl-C.",
         book = demo::BOOKING,
@@ -213,8 +215,8 @@ impl DemoPrinter<'_> {
         self.printer.text(text);
     }
 
-    fn event(&mut self, text: &str) {
-        let elapsed = self.clock.now() - self.begun;
+    fn print_event(&mut self, text: &str) {
+        let elapsed = self.clock.now() - self.call_start;
         self.printer.line(format_args!("  {:>5.2} s  {text}", elapsed.as_secs_f64()));
     }
 
@@ -225,19 +227,21 @@ impl DemoPrinter<'_> {
         tool: &'static str,
         text: &str,
     ) -> Result<Option<String>, Error> {
-        self.begun = self.clock.now();
+        self.call_start = self.clock.now();
         let arguments = arguments(text).expect("the demo's arguments are valid");
         let call = client::ToolCall { tool, arguments: &arguments };
         let mut handle = None;
-        let mut turn = client.call(&call, &mut |step| self.step(&step, &mut handle)).await?;
+        let mut turn = client.call(&call, &mut |step| self.print_step(&step, &mut handle)).await?;
         loop {
             match turn {
-                CallTurn::InputRequired(questions) => {
-                    let answers = self.answers(&questions);
-                    turn = client.answer(&call, &answers, &mut |step| self.step(&step, &mut handle)).await?;
+                CallTurn::InputRequired(requests) => {
+                    let responses = self.respond(&requests);
+                    turn = client
+                        .respond(&call, &responses, &mut |step| self.print_step(&step, &mut handle))
+                        .await?;
                 }
                 CallTurn::Ended(CallEnding::Result(result)) => {
-                    self.event(&format!("result: {}", result_text(&result)));
+                    self.print_event(&format!("result: {}", result_text(&result)));
                     return Ok(handle);
                 }
                 CallTurn::Ended(CallEnding::Error(error)) => {
@@ -253,35 +257,35 @@ impl DemoPrinter<'_> {
         }
     }
 
-    fn step(&mut self, step: &CallStep<'_>, handle: &mut Option<String>) {
+    fn print_step(&mut self, step: &CallStep<'_>, handle: &mut Option<String>) {
         match step {
-            CallStep::Progress(progress) => self.event(&format!("progress: {progress}")),
+            CallStep::Progress(progress) => self.print_event(&format!("progress: {progress}")),
             CallStep::Handle(task) => {
-                self.event(&format!("handle of {}", handle_text(task)));
+                self.print_event(&format!("handle of {}", describe_task(task)));
                 *handle = Some(task.id.clone());
             }
-            CallStep::Polled(task) => self.event(&format!("tasks/get: {}", state(task))),
-            CallStep::Lost(error) => self.event(&format!("{error}; retrying")),
+            CallStep::Polled(task) => self.print_event(&format!("tasks/get: {}", status_text(task))),
+            CallStep::Lost(error) => self.print_event(&format!("{error}; retrying")),
             // These steps occur with legacy servers only.
             CallStep::Refused { .. } | CallStep::Revision(_) => {}
         }
     }
 
     /// Prints input requests, and returns the responses to them.
-    fn answers(&mut self, questions: &[RequestedInput]) -> InputResponseMap {
-        let mut answers = InputResponseMap::new();
-        for question in questions {
-            let message = question.message().unwrap_or_default();
-            self.event(&format!("input_required: {} asks: {message}", question.key));
-            self.event(&format!("retry of the call with the response {ANSWER}"));
-            let answer = serde_json::from_str(ANSWER).expect("the demo's response is valid JSON");
-            answers.insert(question.key.clone(), answer);
+    fn respond(&mut self, requests: &[RequestedInput]) -> InputResponseMap {
+        let mut responses = InputResponseMap::new();
+        for request in requests {
+            let message = request.message().unwrap_or_default();
+            self.print_event(&format!("input_required: {} asks: {message}", request.key));
+            self.print_event(&format!("retry of the call with the response {FORM_RESPONSE}"));
+            let response = serde_json::from_str(FORM_RESPONSE).expect("the demo's response is valid JSON");
+            responses.insert(request.key.clone(), response);
         }
-        answers
+        responses
     }
 }
 
-fn state(task: &Task) -> String {
+fn status_text(task: &Task) -> String {
     match (&task.message, task.status) {
         (Some(message), TaskStatus::Working) => format!("working: {message}"),
         (_, status) => status.as_str().to_owned(),

@@ -1,8 +1,8 @@
 //! `deferral explain`: why a call became a task, the matching rule, and the task's history.
 
 use super::{
-    DONE, FAILED, operator,
-    printer::{Printer, inline},
+    EXIT_FAILURE, EXIT_SUCCESS, operator,
+    printer::{Printer, to_single_line},
 };
 use crate::client::Error;
 use serde::Deserialize;
@@ -60,19 +60,20 @@ struct HistoryItem {
 
 /// Prints the history of the task and returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
-    let operator = match args.address.operator() {
-        Ok(operator) => operator,
-        Err(why) => {
-            printer.error(why);
-            return FAILED;
+    let client = match args.address.client() {
+        Ok(client) => client,
+        Err(error) => {
+            printer.error(error);
+            return EXIT_FAILURE;
         }
     };
-    let found = operator.get(&format!("/tasks/{}", super::tasks::encoded(&args.task))).await;
-    let read = found.and_then(|body| {
-        let explanation: TaskExplanation = serde_json::from_slice(&body).map_err(|error| invalid(&error))?;
-        Ok((serde_json::from_slice::<Value>(&body).map_err(|error| invalid(&error))?, explanation))
+    let response = client.get(&format!("/tasks/{}", super::tasks::percent_encode(&args.task))).await;
+    let parsed = response.and_then(|body| {
+        let explanation: TaskExplanation =
+            serde_json::from_slice(&body).map_err(|error| invalid_response(&error))?;
+        Ok((serde_json::from_slice::<Value>(&body).map_err(|error| invalid_response(&error))?, explanation))
     });
-    match read {
+    match parsed {
         Ok((body, _)) if args.json => printer.json(&body),
         Ok((_, explanation)) => {
             for line in explanation.lines() {
@@ -81,10 +82,10 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
         }
         Err(error) => return args.address.report(&error, printer),
     }
-    DONE
+    EXIT_SUCCESS
 }
 
-fn invalid(error: &serde_json::Error) -> Error {
+fn invalid_response(error: &serde_json::Error) -> Error {
     Error::Invalid(format!("unexpected response, perhaps of another version of deferral: {error}"))
 }
 
@@ -95,7 +96,7 @@ impl TaskExplanation {
     /// servers.
     fn lines(&self) -> Vec<String> {
         let Self { task, route, tool, status, view, principal, caller, .. } = self;
-        let shown = match view.as_str() {
+        let view_text = match view.as_str() {
             "extension" => "a task of the tasks extension (2026-07-28)",
             "experimental" => "a task of 2025-11-25",
             "ticket" => "a ticket",
@@ -104,12 +105,18 @@ impl TaskExplanation {
         let caller = caller.as_ref().unwrap_or(principal);
         let mut lines = vec![
             format!("{task}: {tool} on {route}, {status}"),
-            format!("  caller: {caller}, shown as {shown}"),
-            format!("  {}", self.why()),
-            format!("  {}  became a task after the call had run for {}", self.created, time(self.waited_ms)),
+            format!("  caller: {caller}, shown as {view_text}"),
+            format!("  {}", self.describe_cause()),
+            format!(
+                "  {}  became a task after the call had run for {}",
+                self.created,
+                format_seconds(self.waited_ms)
+            ),
         ];
-        lines.extend(self.life.iter().map(|moment| format!("  {}  {}", moment.at, moment.describe())));
-        lines.extend(self.message.as_ref().map(|message| format!("  status message: {}", inline(message))));
+        lines.extend(self.life.iter().map(|item| format!("  {}  {}", item.at, item.describe())));
+        lines.extend(
+            self.message.as_ref().map(|message| format!("  status message: {}", to_single_line(message))),
+        );
         lines.push(match status.as_str() {
             "working" | "input_required" if self.is_held => {
                 format!("  its call runs in this process, and {} wait for it", count_of(self.waits, "client"))
@@ -120,7 +127,7 @@ impl TaskExplanation {
         lines
     }
 
-    fn why(&self) -> String {
+    fn describe_cause(&self) -> String {
         let Some(DeferralCause { by, mode, after_ms, rule, rollout }) = &self.cause else {
             return "why it became a task is not known".to_owned();
         };
@@ -133,7 +140,7 @@ impl TaskExplanation {
             Some(rollout) => format!("{rule}, within the rollout of {rollout}"),
             None => rule,
         };
-        let after = time(*after_ms);
+        let after = format_seconds(*after_ms);
         match by.as_str() {
             "threshold" => {
                 format!("the call reached the threshold: mode {mode}, after {after}, {rule}")
@@ -180,7 +187,7 @@ fn count_of(count: usize, noun: &str) -> String {
 }
 
 /// Formats a duration in seconds, rounded for display.
-fn time(millis: u64) -> String {
+fn format_seconds(millis: u64) -> String {
     match millis {
         0..10_000 => format!("{} s", millis as f64 / 1e3),
         _ => format!("{} s", millis / 1000),

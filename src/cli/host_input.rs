@@ -12,28 +12,28 @@ use tokio::sync::oneshot;
 
 /// Maximum number of bytes of standard input that are read. The first message of a host is far shorter, and
 /// comes first.
-const LOOKED_AT: u64 = 1 << 20;
+const MAX_INPUT_BYTES: u64 = 1 << 20;
 
 /// Starts to read standard input. The receiver resolves when a JSON-RPC message arrives, or with an error at
 /// the end of the input. `None` for a terminal, which is not read.
 ///
 /// The reading thread ends with the process, because a blocked read cannot be cancelled.
-pub fn watch() -> Option<oneshot::Receiver<()>> {
+pub fn watch_stdin() -> Option<oneshot::Receiver<()>> {
     if io::stdin().is_terminal() {
         return None;
     }
-    let (arrived, message) = oneshot::channel();
-    let reading = thread::Builder::new().name("stdin".to_owned()).spawn(move || {
+    let (sender, message) = oneshot::channel();
+    let reader = thread::Builder::new().name("stdin".to_owned()).spawn(move || {
         if has_message(io::stdin().lock()) {
-            let _ = arrived.send(());
+            let _ = sender.send(());
         }
     });
-    reading.is_ok().then_some(message)
+    reader.is_ok().then_some(message)
 }
 
 /// Whether a line of the input is a JSON-RPC message or batch.
 fn has_message(input: impl Read) -> bool {
-    let mut input = BufReader::new(input.take(LOOKED_AT));
+    let mut input = BufReader::new(input.take(MAX_INPUT_BYTES));
     let mut line = Vec::new();
     loop {
         line.clear();

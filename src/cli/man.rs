@@ -1,6 +1,6 @@
 //! `deferral man`: manual pages, generated from `--help`.
 
-use super::{DONE, FAILED, printer::Printer};
+use super::{EXIT_FAILURE, EXIT_SUCCESS, printer::Printer};
 use clap::Command;
 use clap_mangen::Man;
 
@@ -19,7 +19,7 @@ pub fn run(args: &Args, mut program: Command, printer: &mut Printer) -> u8 {
         let found = page.find_subcommand(word).filter(|found| !found.is_hide_set());
         let Some(found) = found else {
             printer.error(format_args!("unknown command `{}`", args.command.join(" ")));
-            return FAILED;
+            return EXIT_FAILURE;
         };
         page = found;
     }
@@ -27,6 +27,6 @@ pub fn run(args: &Args, mut program: Command, printer: &mut Printer) -> u8 {
     let man = Man::new(page.clone()).source(format!("{name} {}", env!("CARGO_PKG_VERSION")));
     let mut text = Vec::new();
     man.manual(format!("{name}'s manual")).render(&mut text).expect("it is written to memory");
-    printer.generated(&text);
-    DONE
+    printer.write_bytes(&text);
+    EXIT_SUCCESS
 }

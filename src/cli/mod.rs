@@ -37,14 +37,14 @@ use tokio::{
 };
 
 /// Exit code: success.
-const DONE: u8 = 0;
+const EXIT_SUCCESS: u8 = 0;
 /// Exit code for a negative result: an error of the tool, a proxy that is not ready, an unknown task.
-const NO: u8 = 1;
+const EXIT_NEGATIVE: u8 = 1;
 /// Exit code for a failure: an invalid command line or configuration, no connection, a refusal. A line on
 /// standard error begins with `error: `.
-const FAILED: u8 = 2;
+const EXIT_FAILURE: u8 = 2;
 /// Exit code: the call was cancelled.
-const CANCELLED: u8 = 130;
+const EXIT_CANCELLED: u8 = 130;
 
 /// Transparent reverse proxy for MCP servers: slow tool calls become tasks.
 #[derive(Debug, Parser)]
@@ -112,9 +112,9 @@ pub fn run() -> ExitCode {
         Ok(cli) => cli.command(),
         Err(error) => return report_usage_error(&error, printer).into(),
     };
-    if let Err(wrong) = threads() {
-        printer.error(wrong);
-        return FAILED.into();
+    if let Err(error) = worker_threads() {
+        printer.error(error);
+        return EXIT_FAILURE.into();
     }
     let code = match command {
         // `serve` ignores output errors: it keeps serving even if its addresses cannot be printed.
@@ -143,17 +143,17 @@ fn report_usage_error(error: &clap::Error, mut printer: Printer) -> u8 {
     // A closed standard error is ignored.
     let _ = error.print();
     let words: Vec<_> = env::args().skip(1).collect();
-    if let Some(server) = server_command(error, &words) {
+    if let Some(server) = with_separator(error, &words) {
         printer.note(format_args!(
             "tip: to start a stdio server, write its command after `--`: deferral {server}"
         ));
     }
-    u8::try_from(error.exit_code()).unwrap_or(FAILED)
+    u8::try_from(error.exit_code()).unwrap_or(EXIT_FAILURE)
 }
 
 /// Returns the command line with `--` inserted before the command of a server, if `--` was probably
 /// forgotten.
-fn server_command(error: &clap::Error, words: &[String]) -> Option<String> {
+fn with_separator(error: &clap::Error, words: &[String]) -> Option<String> {
     let kind = match error.kind() {
         ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
         ErrorKind::UnknownArgument => ContextKind::InvalidArg,
@@ -163,13 +163,13 @@ fn server_command(error: &clap::Error, words: &[String]) -> Option<String> {
     let program = <Cli as CommandFactory>::command();
     // A misspelled command, such as `chek`, is not the command of a server.
     let is_typo_of = |name: &str| strsim::damerau_levenshtein(unknown, name) <= name.len().max(3) / 3;
-    let is_typo = program.get_subcommands().any(|known| is_typo_of(known.get_name()));
-    let at =
+    let is_typo = program.get_subcommands().any(|command| is_typo_of(command.get_name()));
+    let position =
         words.iter().position(|word| word == unknown).filter(|_| !is_typo && !unknown.starts_with('-'))?;
     // Other subcommands take no server command.
     let is_other =
         |word: &String| program.find_subcommand(word).is_some_and(|found| found.get_name() != "serve");
-    let is_serve = !words[..at].iter().any(is_other);
+    let is_serve = !words[..position].iter().any(is_other);
     let quoted = |word: &String| match word
         .chars()
         .all(|char| char.is_alphanumeric() || "-_./:=@,+%".contains(char))
@@ -178,43 +178,43 @@ fn server_command(error: &clap::Error, words: &[String]) -> Option<String> {
         _ => format!("'{}'", word.replace('\'', r"'\''")),
     };
     let mut line: Vec<_> = words.iter().map(quoted).collect();
-    line.insert(at, "--".to_owned());
+    line.insert(position, "--".to_owned());
     is_serve.then(|| line.join(" "))
 }
 
 /// The environment variable for the number of worker threads, with the name that tokio uses. Overrides
 /// [`default_threads`].
-const THREADS: &str = "TOKIO_WORKER_THREADS";
+const THREADS_VARIABLE: &str = "TOKIO_WORKER_THREADS";
 
 /// Returns the number of worker threads.
 ///
 /// # Errors
 /// A message if the environment variable is invalid.
-fn threads() -> Result<usize, String> {
-    match env::var_os(THREADS).filter(|asked| !asked.is_empty()) {
-        None => Ok(threads_for(thread::available_parallelism().map_or(1, NonZeroUsize::get))),
-        Some(asked) => {
-            let count = asked.to_str().and_then(|count| count.trim().parse::<NonZeroUsize>().ok());
-            let wrong = || {
+fn worker_threads() -> Result<usize, String> {
+    match env::var_os(THREADS_VARIABLE).filter(|value| !value.is_empty()) {
+        None => Ok(default_threads(thread::available_parallelism().map_or(1, NonZeroUsize::get))),
+        Some(value) => {
+            let count = value.to_str().and_then(|count| count.trim().parse::<NonZeroUsize>().ok());
+            let invalid = || {
                 format!(
-                    "the environment variable `{THREADS}` is {asked:?}; it must be a number of threads, at least 1"
+                    "the environment variable `{THREADS_VARIABLE}` is {value:?}; it must be a number of threads, at least 1"
                 )
             };
-            count.map(NonZeroUsize::get).ok_or_else(wrong)
+            count.map(NonZeroUsize::get).ok_or_else(invalid)
         }
     }
 }
 
 /// Returns one thread for two cores: clients and servers often run on the same machine, and a call that is
 /// handled by two threads costs a third more than a call that stays on a thread (`benches/README.md`).
-const fn threads_for(cores: usize) -> usize {
+const fn default_threads(cores: usize) -> usize {
     if cores < 2 { 1 } else { cores / 2 }
 }
 
 /// Creates the runtime of a command.
 fn runtime() -> Runtime {
     runtime::Builder::new_multi_thread()
-        .worker_threads(threads().unwrap_or(1))
+        .worker_threads(worker_threads().unwrap_or(1))
         .enable_all()
         .on_thread_start(enable_timer_pool)
         .on_thread_park(on_thread_park)
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn one_thread_serves_calls_for_two_cores() {
         for (cores, threads) in [(1, 1), (2, 1), (3, 1), (4, 2), (7, 3), (64, 32)] {
-            assert_eq!(threads_for(cores), threads, "{cores}");
+            assert_eq!(default_threads(cores), threads, "{cores}");
         }
     }
 
@@ -255,7 +255,7 @@ mod tests {
         let tip = |line: &str| {
             let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
             let error = Cli::try_parse_from([&["deferral".to_owned()], &words[..]].concat()).expect_err(line);
-            server_command(&error, &words)
+            with_separator(&error, &words)
         };
         for (line, meant) in [
             ("npx foo", "-- npx foo"),

@@ -1,6 +1,6 @@
 //! Access of commands to the admin listener of a running proxy.
 
-use super::{FAILED, NO, printer::Printer};
+use super::{EXIT_FAILURE, EXIT_NEGATIVE, printer::Printer};
 use crate::client::{AdminClient, Error};
 use clap::ValueHint;
 use http::Uri;
@@ -19,7 +19,7 @@ pub struct AdminArgs {
 /// The default admin address.
 const DEFAULT: &str = "http://127.0.0.1:8809";
 /// The environment variable with the admin token.
-const TOKEN: &str = "DEFERRAL_ADMIN_TOKEN";
+const TOKEN_VARIABLE: &str = "DEFERRAL_ADMIN_TOKEN";
 
 // === impl AdminArgs ===
 
@@ -29,14 +29,14 @@ impl AdminArgs {
     ///
     /// # Errors
     /// A message if the address or the token is invalid.
-    pub fn operator(&self) -> Result<AdminClient, String> {
+    pub fn client(&self) -> Result<AdminClient, String> {
         self.check_scheme()?;
         let token = match &self.token_file {
             Some(path) => {
                 let text = fs::read_to_string(path);
                 Some(text.map_err(|error| format!("--token-file {}: {error}", path.display()))?)
             }
-            None => env::var(TOKEN).ok(),
+            None => env::var(TOKEN_VARIABLE).ok(),
         };
         let token = token.as_deref().map(str::trim).filter(|token| !token.is_empty());
         AdminClient::new(self.admin.clone(), token).map_err(|error| error.to_string())
@@ -46,8 +46,8 @@ impl AdminArgs {
     ///
     /// # Errors
     /// A message if the address is invalid.
-    pub fn probe(&self) -> Result<AdminClient, String> {
-        self.check_scheme().map(|()| AdminClient::probe(self.admin.clone()))
+    pub fn health_client(&self) -> Result<AdminClient, String> {
+        self.check_scheme().map(|()| AdminClient::for_health_checks(self.admin.clone()))
     }
 
     fn check_scheme(&self) -> Result<(), String> {
@@ -66,20 +66,20 @@ impl AdminArgs {
             ),
             Error::Status { status, .. } if status.as_u16() == 401 => {
                 format!(
-                    "{error}\nthe token is in the file that the proxy prints at start (`admin token: PATH`), or where `admin.token` says; pass it with --token-file or the variable {TOKEN}"
+                    "{error}\nthe token is in the file that the proxy prints at start (`admin token: PATH`), or where `admin.token` says; pass it with --token-file or the variable {TOKEN_VARIABLE}"
                 )
             }
             other => other.to_string(),
         }
     }
 
-    /// Prints the error with a suggestion. Returns the exit code: [`EXIT_NEGATIVE`](super::EXIT_NEGATIVE) if
+    /// Prints the error with a suggestion. Returns the exit code: [`EXIT_NEGATIVE`] if
     /// the proxy refused the request as such.
     pub fn report(&self, error: &Error, printer: &mut Printer) -> u8 {
         printer.error(self.explain(error));
         match error {
-            Error::Status { status, .. } if matches!(status.as_u16(), 400 | 404 | 409) => NO,
-            _ => FAILED,
+            Error::Status { status, .. } if matches!(status.as_u16(), 400 | 404 | 409) => EXIT_NEGATIVE,
+            _ => EXIT_FAILURE,
         }
     }
 }

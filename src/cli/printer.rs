@@ -20,7 +20,7 @@ pub struct Printer {
     out: Box<dyn Write + Send>,
     err: Box<dyn Write + Send>,
     /// The first error of standard output; a closed pipe (`| head`) is stored, but not reported.
-    failed: Option<io::Error>,
+    output_error: Option<io::Error>,
 }
 
 /// Prefix of the lines of a quotation.
@@ -38,38 +38,38 @@ impl Printer {
 
     /// Creates a printer that writes results to `out` and messages to `err`.
     pub fn new(out: impl Write + Send + 'static, err: impl Write + Send + 'static) -> Self {
-        Self { out: Box::new(out), err: Box::new(err), failed: None }
+        Self { out: Box::new(out), err: Box::new(err), output_error: None }
     }
 
     /// Prints a text on one line of standard output.
     pub fn line(&mut self, text: impl Display) {
-        let line = format!("{}\n", inline(&text.to_string()));
+        let line = format!("{}\n", to_single_line(&text.to_string()));
         self.write(&line);
     }
 
     /// Prints several lines of untrusted text, such as a tool result, on standard output.
     pub fn text(&mut self, text: impl Display) {
-        let text = format!("{}\n", lines(&text.to_string()));
+        let text = format!("{}\n", escape_lines(&text.to_string()));
         self.write(&text);
     }
 
     /// Prints a value as indented JSON on standard output.
     pub fn json(&mut self, value: &impl Serialize) {
         let text = serde_json::to_string_pretty(value).expect("it is written to memory");
-        let text = format!("{}\n", json_text(&text));
+        let text = format!("{}\n", escape_json(&text));
         self.write(&text);
     }
 
     /// Prints JSON as received, on one line: numbers and the order of members are kept.
     pub fn raw_json(&mut self, value: &RawValue) {
-        let text = format!("{}\n", json_text(&value.get().replace(['\r', '\n', '\t'], " ")));
+        let text = format!("{}\n", escape_json(&value.get().replace(['\r', '\n', '\t'], " ")));
         self.write(&text);
     }
 
     /// Prints output that this program generates, such as shell scripts and manual pages, byte for byte.
-    pub fn generated(&mut self, bytes: &[u8]) {
+    pub fn write_bytes(&mut self, bytes: &[u8]) {
         let written = self.out.write_all(bytes).and_then(|()| self.out.flush());
-        self.failed = self.failed.take().or_else(|| written.err());
+        self.output_error = self.output_error.take().or_else(|| written.err());
     }
 
     /// Prints the reason why the command fails on standard error: `error: …`.
@@ -79,46 +79,46 @@ impl Printer {
 
     /// Prints a message on standard error; further lines are indented.
     pub fn note(&mut self, text: impl Display) {
-        let text = message(&text.to_string());
+        let text = indent_message(&text.to_string());
         self.write_error(&text);
     }
 
     /// Prints a single line on standard error.
     pub fn note_line(&mut self, text: impl Display) {
-        let line = inline(&text.to_string());
+        let line = to_single_line(&text.to_string());
         self.write_error(&line);
     }
 
     /// Prints text of a peer on standard error, each line with a prefix.
     pub fn quote(&mut self, text: &str) {
-        let quoted: Vec<_> = lines(text).lines().map(|line| format!("{QUOTE}{line}")).collect();
+        let quoted: Vec<_> = escape_lines(text).lines().map(|line| format!("{QUOTE}{line}")).collect();
         self.write_error(&quoted.join("\n"));
     }
 
     /// Prints a prompt on standard error, without a line break; the user's input follows on the same line.
     pub fn prompt(&mut self, text: &str) {
         // A closed standard error is ignored.
-        let _ = write!(self.err, "{} ", inline(text)).and_then(|()| self.err.flush());
+        let _ = write!(self.err, "{} ", to_single_line(text)).and_then(|()| self.err.flush());
     }
 
     /// Whether standard output failed, for example because its reader closed it.
-    pub fn is_closed(&self) -> bool {
-        self.failed.is_some()
+    pub fn has_failed(&self) -> bool {
+        self.output_error.is_some()
     }
 
     /// Returns the exit code of the command: 2 if output was lost, which is reported, else `code`.
     pub fn finish(mut self, code: u8) -> u8 {
-        match self.failed.take().filter(|error| error.kind() != io::ErrorKind::BrokenPipe) {
+        match self.output_error.take().filter(|error| error.kind() != io::ErrorKind::BrokenPipe) {
             Some(error) => {
                 self.error(format_args!("cannot write the output: {error}"));
-                super::FAILED
+                super::EXIT_FAILURE
             }
             None => code,
         }
     }
 
     fn write(&mut self, text: &str) {
-        self.generated(text.as_bytes());
+        self.write_bytes(text.as_bytes());
     }
 
     fn write_error(&mut self, text: &str) {
@@ -135,14 +135,14 @@ pub struct StatusBar(ProgressBar);
 impl StatusBar {
     /// Creates a bar that is not drawn yet; `None` if standard error is not a terminal.
     pub fn on_terminal() -> Option<Self> {
-        is_terminal().then(|| Self(ProgressBar::hidden()))
+        is_error_terminal().then(|| Self(ProgressBar::hidden()))
     }
 
     /// Starts to draw, initially or after [`StatusBar::clear`].
     pub fn begin(&mut self, message: &str) {
         let style =
             ProgressStyle::with_template("{spinner} {elapsed:>4} {wide_msg}").expect("the template is valid");
-        self.0 = ProgressBar::new_spinner().with_style(style).with_message(inline(message));
+        self.0 = ProgressBar::new_spinner().with_style(style).with_message(to_single_line(message));
         self.0.enable_steady_tick(Duration::from_millis(100));
     }
 
@@ -152,28 +152,28 @@ impl StatusBar {
     }
 
     /// Sets the text of the bar.
-    pub fn message(&self, text: &str) {
-        self.0.set_message(inline(text));
+    pub fn set_message(&self, text: &str) {
+        self.0.set_message(to_single_line(text));
     }
 
     /// Sets the progress, from 0 to 1.
-    pub fn set_progress(&self, share: f64) {
+    pub fn set_progress(&self, fraction: f64) {
         let style = ProgressStyle::with_template("{spinner} {elapsed:>4} {bar:30} {percent:>3}% {wide_msg}");
         self.0.set_style(style.expect("the template is valid"));
         // The progress is in thousandths, because positions are integers.
         self.0.set_length(1000);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 1000")]
-        self.0.set_position((share.clamp(0.0, 1.0) * 1000.0) as u64);
+        self.0.set_position((fraction.clamp(0.0, 1.0) * 1000.0) as u64);
     }
 
     /// Prints a message above the bar.
     pub fn note(&self, text: &str) {
-        self.0.println(message(text));
+        self.0.println(indent_message(text));
     }
 }
 
 /// Whether standard error is a terminal.
-pub fn is_terminal() -> bool {
+pub fn is_error_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
@@ -183,13 +183,13 @@ pub fn is_output_terminal() -> bool {
 }
 
 /// Returns the text on one line, with control and direction characters escaped.
-pub fn inline(text: &str) -> String {
-    lines(text).replace(['\n', '\t'], " ")
+pub fn to_single_line(text: &str) -> String {
+    escape_lines(text).replace(['\n', '\t'], " ")
 }
 
 /// Returns the text with further lines indented, so that none of them looks like a message of its own.
-fn message(text: &str) -> String {
-    let text = lines(text);
+fn indent_message(text: &str) -> String {
+    let text = escape_lines(text);
     let mut all = text.lines();
     let mut out = all.next().unwrap_or_default().to_owned();
     for line in all {
@@ -200,14 +200,14 @@ fn message(text: &str) -> String {
 }
 
 /// Returns the text with line breaks and tabs kept, and other control characters escaped.
-fn lines(text: &str) -> String {
+fn escape_lines(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
     while let Some(char) = chars.next() {
         match char {
             '\n' | '\t' => out.push(char),
             '\r' if chars.peek() == Some(&'\n') => {}
-            _ if is_active(char) => out.extend(char.escape_unicode()),
+            _ if affects_display(char) => out.extend(char.escape_unicode()),
             _ => out.push(char),
         }
     }
@@ -216,13 +216,13 @@ fn lines(text: &str) -> String {
 
 /// Escapes control characters in JSON as `\u…`. Outside of strings JSON contains only white space, so the
 /// value is unchanged.
-fn json_text(text: &str) -> String {
+fn escape_json(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for char in text.chars() {
         match char {
             '\r' => out.push(' '),
             '\n' | '\t' => out.push(char),
-            _ if is_active(char) => {
+            _ if affects_display(char) => {
                 let _ = write!(out, "\\u{:04x}", u32::from(char));
             }
             _ => out.push(char),
@@ -233,7 +233,7 @@ fn json_text(text: &str) -> String {
 
 /// Whether a character affects the display of others: control characters, line separators, and direction
 /// characters (Unicode, *Bidirectional Character Types*). All are below U+10000.
-fn is_active(char: char) -> bool {
+fn affects_display(char: char) -> bool {
     char.is_control()
         || matches!(
             char,
@@ -288,7 +288,8 @@ pub mod tests {
             printer.quote(EVIL);
             printer.prompt(EVIL);
         });
-        let active: Vec<_> = all.chars().filter(|char| !"\n\t".contains(*char) && is_active(*char)).collect();
+        let active: Vec<_> =
+            all.chars().filter(|char| !"\n\t".contains(*char) && affects_display(*char)).collect();
         assert!(active.is_empty(), "{active:?} in {all:?}");
     }
 
@@ -328,8 +329,8 @@ pub mod tests {
 
     #[test]
     fn harmless_text_is_unchanged() {
-        assert_eq!(inline("Zürich 世 😀"), "Zürich 世 😀");
-        assert_eq!(lines("a\tb\r\nc"), "a\tb\nc");
+        assert_eq!(to_single_line("Zürich 世 😀"), "Zürich 世 😀");
+        assert_eq!(escape_lines("a\tb\r\nc"), "a\tb\nc");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `deferral ready`: checks readiness of a running proxy, for health checks that run a program.
 
-use super::{DONE, FAILED, NO, operator, printer::Printer};
+use super::{EXIT_FAILURE, EXIT_NEGATIVE, EXIT_SUCCESS, operator, printer::Printer};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -11,21 +11,21 @@ pub struct Args {
 /// Prints the response of `/ready`, or the error. Returns the exit code: 0 or 1, as health checks expect, and
 /// 2 for a usage error.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
-    let operator = match args.address.probe() {
-        Ok(operator) => operator,
-        Err(why) => {
-            printer.error(why);
-            return FAILED;
+    let client = match args.address.health_client() {
+        Ok(client) => client,
+        Err(error) => {
+            printer.error(error);
+            return EXIT_FAILURE;
         }
     };
-    match operator.get("/ready").await {
+    match client.get("/ready").await {
         Ok(body) => {
             printer.line(String::from_utf8_lossy(&body).trim());
-            DONE
+            EXIT_SUCCESS
         }
         Err(error) => {
             printer.error(args.address.explain(&error));
-            NO
+            EXIT_NEGATIVE
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Flags are applied to the tree that was read from the file, and both are validated together.
 
 use super::{
-    DONE, FAILED, NO, check,
+    EXIT_FAILURE, EXIT_NEGATIVE, EXIT_SUCCESS, check,
     choice_parser::ChoiceParser,
     host_input,
     printer::{self, Printer},
@@ -130,19 +130,19 @@ pub enum Error {
 /// Serves until the process is stopped. Once clients are served, prints a line for each address and path,
 /// with the actual port. Returns the exit code.
 pub fn run(args: Args, printer: &mut Printer) -> u8 {
-    let environment = Environment::of_process();
+    let environment = Environment::from_process();
     misspelt_variables(&environment).for_each(|warning| printer.note_line(warning));
     let args = args.with_variables(&environment).map_err(Error::Config);
-    let read = args.and_then(|args| Ok((args.config()?, args)));
-    let (config, args) = match read {
+    let loaded = args.and_then(|args| Ok((args.config()?, args)));
+    let (config, args) = match loaded {
         Ok(read) => read,
         Err(Error::Config(problems)) => {
-            check::show(&problems, printer);
-            return FAILED;
+            check::print_problems(&problems, printer);
+            return EXIT_FAILURE;
         }
         Err(error @ Error::NoServer) => {
             printer.error(error);
-            return FAILED;
+            return EXIT_FAILURE;
         }
     };
     let format = match config.log.format {
@@ -151,13 +151,13 @@ pub fn run(args: Args, printer: &mut Printer) -> u8 {
     };
     let _log = telemetry::log::start(format, config.log.level.as_deref(), wall_clock);
     let is_text = matches!(format, telemetry::LineFormat::Text);
-    let stopping = |waiting: &app::PendingWork| {
+    let on_stopping = |pending: &app::PendingWork| {
         // The log has the same information, so nothing is printed into a JSON log.
-        if let Some(text) = stopping_text(waiting).filter(|_| is_text && waiting.is_interrupt) {
+        if let Some(text) = describe_shutdown(pending).filter(|_| is_text && pending.is_interrupt) {
             Printer::standard().note(text);
         }
     };
-    let ready = |running: &app::RunningProxy| {
+    let on_ready = |running: &app::RunningProxy| {
         for path in &running.paths {
             for address in &running.addresses {
                 printer.line(format_args!("listening on {}", running.url(address, path)));
@@ -165,32 +165,37 @@ pub fn run(args: Args, printer: &mut Printer) -> u8 {
         }
         // These lines go to standard error, and have a secret only on a terminal: other output is stored and
         // collected.
-        for line in running.admin.iter().flat_map(|admin| admin.ready_lines(printer::is_terminal())) {
+        for line in running.admin.iter().flat_map(|admin| admin.ready_lines(printer::is_error_terminal())) {
             printer.note(line);
         }
     };
-    let served =
-        super::runtime().block_on(app::run(config, args.source(), args.shutdown_triggers(), ready, stopping));
-    match served {
-        Ok(()) => DONE,
+    let outcome = super::runtime().block_on(app::run(
+        config,
+        args.reload_source(),
+        args.shutdown_triggers(),
+        on_ready,
+        on_stopping,
+    ));
+    match outcome {
+        Ok(()) => EXIT_SUCCESS,
         Err(error) => {
             printer.error(&error);
-            if matches!(error, app::Error::SecondSignal) { NO } else { FAILED }
+            if matches!(error, app::Error::SecondSignal) { EXIT_NEGATIVE } else { EXIT_FAILURE }
         }
     }
 }
 
 /// Describes the calls, tasks and results that the shutdown waits for; `None` if there are none.
-fn stopping_text(waiting: &app::PendingWork) -> Option<String> {
-    let &app::PendingWork { calls, tasks, results, limit, .. } = waiting;
+fn describe_shutdown(pending: &app::PendingWork) -> Option<String> {
+    let &app::PendingWork { calls, tasks, results, limit, .. } = pending;
     let counts = [(calls, "call"), (tasks, "task"), (results, "result to fetch")];
-    let some = |(count, noun): (usize, &str)| match (count, noun.split_once(' ')) {
+    let describe_count = |(count, noun): (usize, &str)| match (count, noun.split_once(' ')) {
         (0, _) => None,
         (1, _) => Some(format!("1 {noun}")),
         (_, Some((noun, rest))) => Some(format!("{count} {noun}s {rest}")),
         (_, None) => Some(format!("{count} {noun}s")),
     };
-    let counts: Vec<_> = counts.into_iter().filter_map(some).collect();
+    let counts: Vec<_> = counts.into_iter().filter_map(describe_count).collect();
     (!counts.is_empty()).then(|| {
         format!(
             "stopping: waiting for {}, up to {} (drain); press Ctrl-C again to exit at once",
@@ -205,12 +210,12 @@ fn misspelt_variables(environment: &Environment) -> impl Iterator<Item = String>
     let known = || VARIABLES.into_iter().filter_map(|(_, variable)| variable.strip_prefix(PREFIX));
     environment.names().filter_map(move |name| {
         let word = name.strip_prefix(PREFIX).filter(|word| !known().any(|known| known == *word))?;
-        let near = config::nearest(
+        let similar = config::find_similar(
             word,
             known().map(str::to_lowercase).collect::<Vec<_>>().iter().map(String::as_str),
         )?
         .to_uppercase();
-        Some(format!("warning: unknown environment variable `{name}`; did you mean `{PREFIX}{near}`?"))
+        Some(format!("warning: unknown environment variable `{name}`; did you mean `{PREFIX}{similar}`?"))
     })
 }
 
@@ -235,7 +240,7 @@ impl Args {
     fn with_variables(mut self, environment: &Environment) -> Result<Self, Problems> {
         let mut problems = Vec::new();
         let names_server = self.upstream.is_some() || !self.command.is_empty();
-        let mut taken = Vec::new();
+        let mut applied = Vec::new();
         for (flag, variable) in VARIABLES {
             let value = match environment.get(variable) {
                 Ok(Some(value)) if !value.trim().is_empty() => value.trim(),
@@ -246,71 +251,71 @@ impl Args {
                 }
             };
             match self.apply_variable(flag, value, names_server) {
-                Ok(true) => taken.push((flag, variable)),
+                Ok(true) => applied.push((flag, variable)),
                 Ok(false) => {}
                 Err(error) => problems.push(Problem::new(SourceSpan::Flag(variable), error.0)),
             }
         }
-        let is_taken = |flag: &str| taken.iter().any(|(other, _)| *other == flag);
+        let is_applied = |flag: &str| applied.iter().any(|(other, _)| *other == flag);
         for (flag, is_missing, needs) in [
             ("--watch", self.config.is_none(), "a configuration file (--config, DEFERRAL_CONFIG)"),
             ("--shared", self.command.is_empty(), "a stdio server (-- CMD)"),
         ] {
-            if is_taken(flag) && is_missing {
+            if is_applied(flag) && is_missing {
                 problems.push(Problem::new(SourceSpan::Flag(variable_of(flag)), format!("needs {needs}")));
             }
         }
-        self.from_variables = taken;
-        Problems::or_ok(None, problems, self)
+        self.from_variables = applied;
+        Problems::into_result(None, problems, self)
     }
 
     /// Applies an environment variable, unless its flag is given. Returns whether it was applied.
     fn apply_variable(&mut self, flag: &str, value: &str, names_server: bool) -> Result<bool, InvalidValue> {
-        let text = |place: &mut Option<String>, read: &dyn Fn(&str) -> Result<String, InvalidValue>| {
-            let is_free = place.is_none();
+        let set_text = |target: &mut Option<String>, parse: &dyn Fn(&str) -> Result<String, InvalidValue>| {
+            let is_free = target.is_none();
             if is_free {
-                *place = Some(read(value)?);
+                *target = Some(parse(value)?);
             }
             Ok(is_free)
         };
-        let truth = |place: &mut bool| {
-            let wanted = match value {
+        let set_boolean = |target: &mut bool| {
+            let is_true = match value {
                 "true" | "1" => true,
                 "false" | "0" => false,
                 _ => return Err(InvalidValue(format!("`{value}` must be true or false"))),
             };
-            let is_free = !*place && wanted;
-            *place |= wanted;
+            let is_free = !*target && is_true;
+            *target |= is_true;
             Ok(is_free)
         };
         match flag {
             "--upstream" if names_server => Ok(false),
-            "--upstream" => text(&mut self.upstream, &like(values::upstream_url)),
+            "--upstream" => set_text(&mut self.upstream, &like(values::upstream_url)),
             "--config" => {
                 let is_free = self.config.is_none();
                 self.config.get_or_insert_with(|| value.into());
                 Ok(is_free)
             }
-            "--watch" => truth(&mut self.watch),
-            "--listen" => text(&mut self.listen, &like(values::address)),
-            "--admin" => text(&mut self.admin, &like(values::admin)),
-            "--host" => several(&mut self.hosts, value, values::host),
-            "--after" => text(&mut self.after, &like(values::duration)),
-            "--mode" => text(&mut self.mode, &like(values::mode)),
-            "--tool" => several(&mut self.tools, value, tool),
-            "--store" => text(&mut self.store, &like(values::store)),
+            "--watch" => set_boolean(&mut self.watch),
+            "--listen" => set_text(&mut self.listen, &like(values::address)),
+            "--admin" => set_text(&mut self.admin, &like(values::admin)),
+            "--host" => set_list(&mut self.hosts, value, values::host),
+            "--after" => set_text(&mut self.after, &like(values::duration)),
+            "--mode" => set_text(&mut self.mode, &like(values::mode)),
+            "--tool" => set_list(&mut self.tools, value, tool),
+            "--store" => set_text(&mut self.store, &like(values::store)),
             // Other values of `DEFERRAL_LOG` are log filters, which the log reads itself.
             "--log" if values::log(value).is_err() => Ok(false),
-            "--log" => text(&mut self.log, &like(values::log)),
-            "--log-level" => text(&mut self.log_level, &like(values::log_level)),
-            "--instances" => text(&mut self.instances, &like(values::instances)),
-            "--shared" => truth(&mut self.shared),
+            "--log" => set_text(&mut self.log, &like(values::log)),
+            "--log-level" => set_text(&mut self.log_level, &like(values::log_level)),
+            "--instances" => set_text(&mut self.instances, &like(values::instances)),
+            "--shared" => set_boolean(&mut self.shared),
             _ => unreachable!("each flag of `VARIABLES` is one of these"),
         }
     }
 
     /// Returns the flag or the environment variable that set a value, for problems.
-    fn place(&self, flag: &'static str) -> SourceSpan {
+    fn source_of(&self, flag: &'static str) -> SourceSpan {
         let variable = self.from_variables.iter().find(|(other, _)| *other == flag);
         SourceSpan::Flag(variable.map_or(flag, |(_, variable)| variable))
     }
@@ -318,16 +323,16 @@ impl Args {
     /// Returns the events that stop the process, in addition to signals.
     fn shutdown_triggers(&self) -> app::StopTriggers {
         let is_terminal =
-            io::stdin().is_terminal() || printer::is_output_terminal() || printer::is_terminal();
+            io::stdin().is_terminal() || printer::is_output_terminal() || printer::is_error_terminal();
         let reads_input = self.config.as_deref() != Some(Path::new("-"));
         app::StopTriggers {
-            on_hangup: self.config.is_none() && is_terminal,
-            on_host: reads_input.then(host_input::watch).flatten(),
+            stops_on_hangup: self.config.is_none() && is_terminal,
+            host_message: reads_input.then(host_input::watch_stdin).flatten(),
         }
     }
 
     /// Returns the source from which a reload reads the configuration.
-    fn source(&self) -> app::ConfigSource {
+    fn reload_source(&self) -> app::ConfigSource {
         let args = self.clone();
         let read = move || match args.config.as_deref() {
             Some(path) if path == Path::new("-") => Err(
@@ -337,7 +342,7 @@ impl Args {
             ),
             _ => args.config().map_err(|error| error.to_string()),
         };
-        app::ConfigSource { read: Box::new(read), watched: self.watch }
+        app::ConfigSource { read: Box::new(read), is_watched: self.watch }
     }
 
     /// Applies `--log` and `--log-level`. The key `log` may be a format or a mapping; it must be a mapping if
@@ -346,40 +351,42 @@ impl Args {
         if self.log_level.is_none() && self.log.is_none() {
             return;
         }
-        let written = file.get_mut("log").cloned();
-        let is_mapping = written.as_ref().is_some_and(Node::is_map);
+        let from_file = file.get_mut("log").cloned();
+        let is_mapping = from_file.as_ref().is_some_and(Node::is_map);
         if self.log_level.is_none() && !is_mapping {
-            return self.set(file, "log", "--log", self.log.as_ref());
+            return self.set_from_flag(file, "log", "--log", self.log.as_ref());
         }
         if !is_mapping {
-            file.set("log", Node::map(self.place("--log-level")));
+            file.set("log", Node::empty_map(self.source_of("--log-level")));
         }
-        let Some(log) = file.get_or_insert("log", Node::map(self.place("--log-level"))) else { return };
-        if let Some(format) = written.filter(|_| !is_mapping) {
+        let Some(log) = file.get_or_insert("log", Node::empty_map(self.source_of("--log-level"))) else {
+            return;
+        };
+        if let Some(format) = from_file.filter(|_| !is_mapping) {
             log.set("format", format);
         }
-        self.set(log, "format", "--log", self.log.as_ref());
-        self.set(log, "level", "--log-level", self.log_level.as_ref());
+        self.set_from_flag(log, "format", "--log", self.log.as_ref());
+        self.set_from_flag(log, "level", "--log-level", self.log_level.as_ref());
     }
 
     /// Sets a key to the value of a flag, if the flag is given.
-    fn set(&self, section: &mut Node, key: &str, flag: &'static str, value: Option<&String>) {
-        set(section, key, self.place(flag), value);
+    fn set_from_flag(&self, section: &mut Node, key: &str, flag: &'static str, value: Option<&String>) {
+        set_key(section, key, self.source_of(flag), value);
     }
 
     /// Applies all flags to the tree that was read from the file.
     fn overlay(&self, file: &mut Node, problems: &mut Vec<Problem>) {
-        self.set(file, "listen", "--listen", self.listen.as_ref());
+        self.set_from_flag(file, "listen", "--listen", self.listen.as_ref());
         self.apply_admin(file);
-        self.set(file, "store", "--store", self.store.as_ref());
+        self.set_from_flag(file, "store", "--store", self.store.as_ref());
         self.apply_log(file);
         // The hosts of `--host` are added to those of the file.
         if let ([_, ..], Some(access)) =
-            (&self.hosts[..], file.get_or_insert("access", Node::map(self.place("--host"))))
-            && let Some(hosts) = access.get_or_insert("hosts", Node::list(self.place("--host"), []))
+            (&self.hosts[..], file.get_or_insert("access", Node::empty_map(self.source_of("--host"))))
+            && let Some(hosts) = access.get_or_insert("hosts", Node::list(self.source_of("--host"), []))
             && let Some(hosts) = hosts.items_mut()
         {
-            hosts.extend(self.hosts.iter().map(|host| Node::text(self.place("--host"), host)));
+            hosts.extend(self.hosts.iter().map(|host| Node::text(self.source_of("--host"), host)));
         }
         if self.upstream.is_some() || !self.command.is_empty() {
             self.define_route(file, problems);
@@ -393,23 +400,23 @@ impl Args {
         let is_off = self.admin.as_deref() == Some("off");
         match file.get_mut("admin") {
             Some(admin) if admin.is_map() && !is_off => {
-                self.set(admin, "listen", "--admin", self.admin.as_ref())
+                self.set_from_flag(admin, "listen", "--admin", self.admin.as_ref())
             }
-            Some(_) | None => self.set(file, "admin", "--admin", self.admin.as_ref()),
+            Some(_) | None => self.set_from_flag(file, "admin", "--admin", self.admin.as_ref()),
         }
     }
 
     /// Applies `--upstream` or `-- CMD`: defines the only route.
     fn define_route(&self, file: &mut Node, problems: &mut Vec<Problem>) {
-        let place = if self.upstream.is_some() { self.place("--upstream") } else { flag("-- CMD") };
-        let theirs = file.get_mut("routes").and_then(|routes| routes.items());
-        if let (Some((routes, [_, ..])), Some(path)) = (theirs, &self.config) {
+        let span = if self.upstream.is_some() { self.source_of("--upstream") } else { flag_span("-- CMD") };
+        let file_routes = file.get_mut("routes").and_then(|routes| routes.items());
+        if let (Some((routes, [_, ..])), Some(path)) = (file_routes, &self.config) {
             let line = match routes {
                 SourceSpan::File { line, .. } => format!(" (line {line})"),
                 SourceSpan::Flag(_) | SourceSpan::Whole => String::new(),
             };
             problems.push(Problem::new(
-                place,
+                span,
                 format!(
                     "names a server, and the `routes` of {}{line} do so as well; remove one of the two",
                     path.display()
@@ -417,38 +424,38 @@ impl Args {
             ));
             return;
         }
-        let mut upstream = Node::map(place);
-        self.set(&mut upstream, "url", "--upstream", self.upstream.as_ref());
+        let mut upstream = Node::empty_map(span);
+        self.set_from_flag(&mut upstream, "url", "--upstream", self.upstream.as_ref());
         if !self.command.is_empty() {
-            let words = self.command.iter().map(|word| Node::text(flag("-- CMD"), word));
-            upstream.set("command", Node::list(flag("-- CMD"), words));
-            upstream.set("inherit_env", Node::text(flag("-- CMD"), "all"));
+            let words = self.command.iter().map(|word| Node::text(flag_span("-- CMD"), word));
+            upstream.set("command", Node::list(flag_span("-- CMD"), words));
+            upstream.set("inherit_env", Node::text(flag_span("-- CMD"), "all"));
             if self.shared {
-                upstream.set("shared", Node::text(self.place("--shared"), "true"));
+                upstream.set("shared", Node::text(self.source_of("--shared"), "true"));
             }
         }
-        let mut route = Node::map(place);
+        let mut route = Node::empty_map(span);
         route.set("upstream", upstream);
-        self.apply_to(&mut route);
-        file.set("routes", Node::list(place, [route]));
+        self.apply_to_route(&mut route);
+        file.set("routes", Node::list(span, [route]));
     }
 
     /// Applies `--after`, `--mode`, `--tool` and `--instances` to the route of a file, which must have only
     /// one.
     fn change_route(&self, file: &mut Node, problems: &mut Vec<Problem>) {
-        let written = [
+        let given = [
             ("--after", self.after.is_some()),
             ("--mode", self.mode.is_some()),
             ("--tool", !self.tools.is_empty()),
             ("--instances", self.instances.is_some()),
         ];
-        let Some((name, _)) = written.into_iter().find(|(_, is_written)| *is_written) else { return };
+        let Some((name, _)) = given.into_iter().find(|(_, is_given)| *is_given) else { return };
         // Problems of the routes themselves are reported when the file is checked.
         match file.get_mut("routes").and_then(Node::items_mut).map(Vec::as_mut_slice) {
             None | Some([]) => {}
-            Some([route]) => self.apply_to(route),
+            Some([route]) => self.apply_to_route(route),
             Some(routes) => problems.push(Problem::new(
-                self.place(name),
+                self.source_of(name),
                 format!(
                     "applies to a single route, and the file has {}; set it in the file, under the route it is meant for",
                     routes.len()
@@ -457,21 +464,21 @@ impl Args {
         }
     }
 
-    fn apply_to(&self, route: &mut Node) {
-        if let Some(defer) = route.get_or_insert("defer", Node::map(self.place("--after"))) {
-            self.set(defer, "after", "--after", self.after.as_ref());
-            self.set(defer, "mode", "--mode", self.mode.as_ref());
+    fn apply_to_route(&self, route: &mut Node) {
+        if let Some(defer) = route.get_or_insert("defer", Node::empty_map(self.source_of("--after"))) {
+            self.set_from_flag(defer, "after", "--after", self.after.as_ref());
+            self.set_from_flag(defer, "mode", "--mode", self.mode.as_ref());
         }
         // A missing server is reported when the file is checked.
         if let Some(upstream) = route.get_mut("upstream") {
-            self.set(upstream, "instances", "--instances", self.instances.as_ref());
+            self.set_from_flag(upstream, "instances", "--instances", self.instances.as_ref());
         }
         // The rules of `--tool` come before those of the file, because the first match wins.
         if let ([_, ..], Some(tools)) =
-            (&self.tools[..], route.get_or_insert("tools", Node::list(self.place("--tool"), [])))
+            (&self.tools[..], route.get_or_insert("tools", Node::list(self.source_of("--tool"), [])))
             && let Some(tools) = tools.items_mut()
         {
-            tools.splice(0..0, self.tools.iter().map(|tool| tool.to_node(self.place("--tool"))));
+            tools.splice(0..0, self.tools.iter().map(|tool| tool.to_node(self.source_of("--tool"))));
         }
     }
 }
@@ -479,18 +486,18 @@ impl Args {
 // === impl ToolOverride ===
 
 impl ToolOverride {
-    fn to_node(&self, place: SourceSpan) -> Node {
-        let mut rule = Node::map(place);
+    fn to_node(&self, span: SourceSpan) -> Node {
+        let mut rule = Node::empty_map(span);
         for (key, value) in
             [("match", Some(&self.pattern)), ("mode", Some(&self.mode)), ("after", self.after.as_ref())]
         {
-            set(&mut rule, key, place, value);
+            set_key(&mut rule, key, span, value);
         }
         rule
     }
 }
 
-const fn flag(name: &'static str) -> SourceSpan {
+const fn flag_span(name: &'static str) -> SourceSpan {
     SourceSpan::Flag(name)
 }
 
@@ -502,23 +509,23 @@ fn variable_of(flag: &str) -> &'static str {
 }
 
 /// Sets a list to comma-separated values of a variable, unless its flag is given. Returns whether it was set.
-fn several<T>(
-    place: &mut Vec<T>,
+fn set_list<T>(
+    target: &mut Vec<T>,
     values: &str,
-    read: impl Fn(&str) -> Result<T, InvalidValue>,
+    parse: impl Fn(&str) -> Result<T, InvalidValue>,
 ) -> Result<bool, InvalidValue> {
-    if !place.is_empty() {
+    if !target.is_empty() {
         return Ok(false);
     }
     let values = values.split(',').map(str::trim).filter(|value| !value.is_empty());
-    *place = values.map(read).collect::<Result<_, _>>()?;
+    *target = values.map(parse).collect::<Result<_, _>>()?;
     Ok(true)
 }
 
 /// Sets a key to a text, if there is one.
-fn set(section: &mut Node, key: &str, place: SourceSpan, value: Option<&String>) {
+fn set_key(section: &mut Node, key: &str, span: SourceSpan, value: Option<&String>) {
     if let Some(text) = value {
-        section.set(key, Node::text(place, text));
+        section.set(key, Node::text(span, text));
     }
 }
 
@@ -560,7 +567,7 @@ mod tests {
     }
 
     /// Returns the configuration of a file with this text, and of these flags.
-    fn beside(text: &str, words: &[&str]) -> Result<Config, String> {
+    fn config_with_file(text: &str, words: &[&str]) -> Result<Config, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("deferral.yaml");
         std::fs::write(&path, text).expect("it can be written");
@@ -585,7 +592,7 @@ routes:
     fn a_stop_reports_what_it_waits_for() {
         let of = |calls, tasks, results| {
             let limit = Duration::from_secs(35);
-            stopping_text(&app::PendingWork { calls, tasks, results, limit, is_interrupt: true })
+            describe_shutdown(&app::PendingWork { calls, tasks, results, limit, is_interrupt: true })
         };
         assert_eq!(
             of(2, 1, 3).as_deref(),
@@ -652,7 +659,7 @@ routes:
         assert_eq!(format!("{:#?}", variables.config().expect("they are right")), format!("{file:#?}"));
     }
 
-    fn in_environment(variables: &[(&str, &str)], words: &[&str]) -> Result<Args, String> {
+    fn with_environment(variables: &[(&str, &str)], words: &[&str]) -> Result<Args, String> {
         args(words).with_variables(&variables.iter().copied().collect()).map_err(|error| error.to_string())
     }
 
@@ -680,7 +687,7 @@ routes:
         std::fs::write(&path, FILE).expect("it can be written");
         let path = path.to_str().expect("a plain path");
         let all = [&variables[..], &[("DEFERRAL_CONFIG", path)]].concat();
-        let config = in_environment(&all, &["--after", "2s"]).expect("right").config().expect("right");
+        let config = with_environment(&all, &["--after", "2s"]).expect("right").config().expect("right");
         assert_eq!(config.front.listen, ["127.0.0.1:5".parse().unwrap()]);
         assert_eq!(config.routes[0].route.defer.after, Duration::from_secs(2));
         assert_eq!((config.log.format, config.log.level.as_deref()), (LogFormat::Json, Some("warn")));
@@ -691,7 +698,7 @@ routes:
             (&["--", "sh"], "Command"),
             (&[], "Url(http://variable/)"),
         ] {
-            let config = in_environment(&[upstream], words).expect("right").config().expect("right");
+            let config = with_environment(&[upstream], words).expect("right").config().expect("right");
             assert!(format!("{:?}", config.routes[0].server).starts_with(server), "{words:?}");
         }
     }
@@ -712,7 +719,7 @@ routes:
             ("DEFERRAL_WATCH", "true", "DEFERRAL_WATCH: needs a configuration file"),
             ("DEFERRAL_SHARED", "true", "DEFERRAL_SHARED: needs a stdio server"),
         ] {
-            let message = in_environment(&[(variable, value)], &[]).expect_err(variable);
+            let message = with_environment(&[(variable, value)], &[]).expect_err(variable);
             assert!(message.starts_with(problem), "{message}");
         }
         // Problems that are found later name the variable as well.
@@ -721,7 +728,7 @@ routes:
             ("DEFERRAL_ADMIN", "0.0.0.0:3", "DEFERRAL_ADMIN: `admin` at 0.0.0.0:3"),
             ("DEFERRAL_INSTANCES", "2", "DEFERRAL_INSTANCES: `instances` is for stdio servers (`command`)"),
         ] {
-            let args = in_environment(&[upstream, (variable, value)], &[]).expect("each is right");
+            let args = with_environment(&[upstream, (variable, value)], &[]).expect("each is right");
             let message = args.config().expect_err(variable).to_string();
             assert!(message.starts_with(problem), "{message}");
         }
@@ -730,7 +737,7 @@ routes:
     #[test]
     fn a_log_filter_variable_does_not_set_the_format() {
         let variables = [("DEFERRAL_UPSTREAM", "http://a/"), ("DEFERRAL_LOG", "warn,deferral::task=info")];
-        let config = in_environment(&variables, &[]).expect("right").config().expect("right");
+        let config = with_environment(&variables, &[]).expect("right").config().expect("right");
         assert_eq!((config.log.format, config.log.level), (LogFormat::Text, None));
     }
 
@@ -762,7 +769,7 @@ routes:
         assert_eq!(of(&["--instances", "1", "--", "sh"]).as_deref(), Some("Shared(1)"));
         assert_eq!(of(&["--", "sh"]).as_deref(), Some("Shared(4)"));
         let file = "routes: [{ upstream: { command: [sh], instances: 2 } }]";
-        let beside = beside(file, &["--instances", "3"]).expect("right");
+        let beside = config_with_file(file, &["--instances", "3"]).expect("right");
         assert_eq!(instances(beside).as_deref(), Some("Shared(3)"));
     }
 
@@ -779,7 +786,7 @@ routes:
     fn the_log_level_may_be_a_flag_or_in_the_file() {
         let log = |file: &str, flags: &[&str]| {
             let file = format!("{file}\n{}", FILE.replace("log: json\n", ""));
-            beside(&file, flags).map(|config| (config.log.format, config.log.level))
+            config_with_file(&file, flags).map(|config| (config.log.format, config.log.level))
         };
         let warn = || Some("warn".to_owned());
         assert_eq!(log("log: json", &["--log-level", "warn"]), Ok((LogFormat::Json, warn())));
@@ -797,13 +804,15 @@ routes:
     #[test]
     fn a_given_flag_overrides_the_file_and_an_absent_one_does_not() {
         let config =
-            beside(FILE, &["--listen", "127.0.0.1:7", "--after", "1s", "--tool", "x=never"]).expect_err("x");
+            config_with_file(FILE, &["--listen", "127.0.0.1:7", "--after", "1s", "--tool", "x=never"])
+                .expect_err("x");
         assert_eq!(
             config,
             "deferral.yaml:9:22: there is a rule for `x` already (--tool), and the first match wins; remove one of the two"
         );
         let config =
-            beside(FILE, &["--listen", "127.0.0.1:7", "--after", "1s", "--tool", "y=never"]).expect("right");
+            config_with_file(FILE, &["--listen", "127.0.0.1:7", "--after", "1s", "--tool", "y=never"])
+                .expect("right");
         assert_eq!(config.front.listen, ["127.0.0.1:7".parse().unwrap()]);
         assert_eq!(config.admin.map(|admin| admin.listen), Some("127.0.0.1:2".parse().unwrap()));
         assert_eq!(config.log.format, LogFormat::Json);
@@ -820,10 +829,11 @@ routes:
     #[test]
     fn the_admin_flag_keeps_the_token_of_the_file() {
         let file = "admin: { listen: 127.0.0.1:2, token: { file: operator.token } }\nroutes: [{ upstream: { url: 'http://a' } }]\n";
-        let moved = beside(file, &["--admin", "127.0.0.1:3"]).expect_err("there is no such file");
+        let moved = config_with_file(file, &["--admin", "127.0.0.1:3"]).expect_err("there is no such file");
         assert!(moved.starts_with("deferral.yaml:1:38: the file ") && moved.lines().count() == 1, "{moved}");
-        assert_eq!(beside(file, &["--admin", "off"]).expect("right").admin, None);
-        let exposed = beside("routes: [{ upstream: { url: 'http://a' } }]", &["--admin", "0.0.0.0:3"]);
+        assert_eq!(config_with_file(file, &["--admin", "off"]).expect("right").admin, None);
+        let exposed =
+            config_with_file("routes: [{ upstream: { url: 'http://a' } }]", &["--admin", "0.0.0.0:3"]);
         let message = exposed.expect_err("it is refused");
         assert!(
             message.starts_with("--admin: `admin` at 0.0.0.0:3 is reachable from other machines"),
@@ -837,19 +847,20 @@ routes:
             config::StoreConfig::Disk { path, .. } => path,
             config::StoreConfig::Memory => panic!("it is on disk"),
         };
-        let by_flag = beside(FILE, &["--store", "disk:data"]).expect("right");
+        let by_flag = config_with_file(FILE, &["--store", "disk:data"]).expect("right");
         assert_eq!(folder(by_flag), Path::new("data"));
-        let by_file = beside(&format!("store: {{ disk: data }}{FILE}"), &[]).expect("right");
+        let by_file = config_with_file(&format!("store: {{ disk: data }}{FILE}"), &[]).expect("right");
         assert!(folder(by_file).is_absolute());
     }
 
     #[test]
     fn a_server_is_configured_once() {
         assert_eq!(
-            beside(FILE, &["--upstream", "http://b/"]).unwrap_err(),
+            config_with_file(FILE, &["--upstream", "http://b/"]).unwrap_err(),
             "--upstream: names a server, and the `routes` of deferral.yaml (line 6) do so as well; remove one of the two"
         );
-        let config = beside("admin: off", &["--upstream", "http://b/"]).expect("the file has no routes");
+        let config =
+            config_with_file("admin: off", &["--upstream", "http://b/"]).expect("the file has no routes");
         assert_eq!(format!("{:?}", config.routes[0].server), "Url(http://b/)");
         assert_eq!(config.admin, None);
         assert!(matches!(args(&["--after", "1s"]).config(), Err(Error::NoServer)));
@@ -859,10 +870,10 @@ routes:
     fn a_flag_for_one_route_needs_one_route() {
         let two = "routes:\n  - { path: /a, upstream: { url: 'http://a' } }\n  - { path: /b, upstream: { url: 'http://b' } }\n";
         assert_eq!(
-            beside(two, &["--mode", "always"]).unwrap_err(),
+            config_with_file(two, &["--mode", "always"]).unwrap_err(),
             "--mode: applies to a single route, and the file has 2; set it in the file, under the route it is meant for"
         );
-        assert!(beside("routes: []", &["--mode", "always"]).unwrap_err().contains("no route"));
+        assert!(config_with_file("routes: []", &["--mode", "always"]).unwrap_err().contains("no route"));
     }
 
     #[test]

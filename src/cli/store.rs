@@ -1,6 +1,6 @@
 //! `deferral store`: checks or copies a store on disk, whether it is in use or not.
 
-use super::{DONE, FAILED, printer::Printer};
+use super::{EXIT_FAILURE, EXIT_SUCCESS, printer::Printer};
 use crate::store::disk::{self, BackupSummary, CheckReport};
 use clap::ValueHint;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: StoreCommand,
+    command: StoreCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -32,28 +32,29 @@ enum StoreCommand {
 
 /// Prints the outcome and returns the exit code.
 pub fn run(args: &Args, printer: &mut Printer) -> u8 {
-    let done = match &args.what {
+    let outcome = match &args.command {
         StoreCommand::Check { path } => {
-            disk::check(path).map(|contents| (is_whole(&contents), found(&contents)))
+            disk::check(path).map(|contents| (is_whole(&contents), describe_contents(&contents)))
         }
         StoreCommand::Backup { path, to } => disk::backup(path, to).map(|BackupSummary { tasks, files }| {
-            let copied = format!("{}: {}, {}", to.display(), some(tasks, "task"), some(files, "file"));
+            let copied =
+                format!("{}: {}, {}", to.display(), count_of(tasks, "task"), count_of(files, "file"));
             (true, vec![copied, "the key was not copied; keep a copy of it in another place".to_owned()])
         }),
     };
-    match done {
-        Ok((is_good, lines)) => {
+    match outcome {
+        Ok((is_whole, lines)) => {
             for line in lines {
                 printer.line(line);
             }
-            if is_good {
-                return DONE;
+            if is_whole {
+                return EXIT_SUCCESS;
             }
             printer.error("parts of the store are lost");
         }
         Err(error) => printer.error(error),
     }
-    FAILED
+    EXIT_FAILURE
 }
 
 fn is_whole(contents: &CheckReport) -> bool {
@@ -61,31 +62,31 @@ fn is_whole(contents: &CheckReport) -> bool {
 }
 
 /// Describes the contents of a store, line by line.
-fn found(contents: &CheckReport) -> Vec<String> {
-    let CheckReport { process: user, schema, tasks, live, files, stored_bytes, unnamed, faults: lost } =
-        contents;
+fn describe_contents(contents: &CheckReport) -> Vec<String> {
+    let CheckReport { process, schema, tasks, live, files, stored_bytes, unnamed, faults } = contents;
     let mut lines = Vec::new();
-    match user {
+    match process {
         Some(Some(pid)) => lines.push(format!("in use by process {pid}: this is a snapshot")),
         Some(None) => lines.push("in use: this is a snapshot".to_owned()),
         None => {}
     }
     lines.push(format!("schema {schema}"));
-    lines.push(format!("{}, {live} of them active, {stored_bytes} bytes", some(*tasks, "task")));
-    lines.push(format!("{} of results", some(*files, "file")));
+    lines.push(format!("{}, {live} of them active, {stored_bytes} bytes", count_of(*tasks, "task")));
+    lines.push(format!("{} of results", count_of(*files, "file")));
     if *unnamed > 0 {
-        let remedy = if user.is_some() { "some may be in progress" } else { "the next start removes them" };
-        lines.push(format!("{} without a task; {remedy}", some(*unnamed, "file")));
+        let remedy =
+            if process.is_some() { "some may be in progress" } else { "the next start removes them" };
+        lines.push(format!("{} without a task; {remedy}", count_of(*unnamed, "file")));
     }
-    lines.extend(lost.iter().map(|lost| format!("LOST {lost}")));
+    lines.extend(faults.iter().map(|fault| format!("LOST {fault}")));
     lines.push(if is_whole(contents) {
         "ok".to_owned()
     } else {
-        format!("{} lost", some(lost.len(), "item"))
+        format!("{} lost", count_of(faults.len(), "item"))
     });
     lines
 }
 
-fn some(count: usize, noun: &str) -> String {
+fn count_of(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }

@@ -1,6 +1,6 @@
 //! `deferral supervise`, an internal command: the process between the proxy and a stdio server.
 
-use super::{FAILED, printer::Printer};
+use super::{EXIT_FAILURE, printer::Printer};
 use crate::app;
 use tokio::runtime;
 
@@ -23,7 +23,7 @@ pub fn run(args: &Args, printer: &mut Printer) -> u8 {
             printer.error(format_args!(
                 "this command is for the proxy itself, which starts it for the `command` of an `upstream`: {error}"
             ));
-            FAILED
+            EXIT_FAILURE
         }
     }
 }

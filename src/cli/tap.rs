@@ -1,6 +1,6 @@
 //! `deferral tap`: live traffic of a running proxy.
 
-use super::{DONE, FAILED, operator, printer::Printer, tasks::encoded};
+use super::{EXIT_FAILURE, EXIT_SUCCESS, operator, printer::Printer, tasks::percent_encode};
 use serde_json::{Value, value::RawValue};
 
 #[derive(Clone, Debug, clap::Args)]
@@ -26,45 +26,45 @@ pub struct Args {
 
 /// Prints events until the proxy or the reader closes the stream. Returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
-    let operator = match args.address.operator() {
-        Ok(operator) => operator,
-        Err(why) => {
-            printer.error(why);
-            return FAILED;
+    let client = match args.address.client() {
+        Ok(client) => client,
+        Err(error) => {
+            printer.error(error);
+            return EXIT_FAILURE;
         }
     };
-    let mut lines = match operator.lines(&args.path()).await {
+    let mut lines = match client.lines(&args.request_path()).await {
         Ok(lines) => lines,
         Err(error) => return args.address.report(&error, printer),
     };
     loop {
         match lines.next().await {
             // An empty line keeps the connection alive.
-            Ok(Some(line)) => print(&line, args.json, printer),
+            Ok(Some(line)) => print_event(&line, args.json, printer),
             Ok(None) => {
                 printer.note_line("the proxy closed the tap");
-                return DONE;
+                return EXIT_SUCCESS;
             }
             Err(error) => return args.address.report(&error, printer),
         }
-        if printer.is_closed() {
-            return DONE;
+        if printer.has_failed() {
+            return EXIT_SUCCESS;
         }
     }
 }
 
-fn print(line: &[u8], is_json: bool, printer: &mut Printer) {
+fn print_event(line: &[u8], is_json: bool, printer: &mut Printer) {
     if is_json {
         if let Ok(event) = serde_json::from_slice::<Box<RawValue>>(line) {
             printer.raw_json(&event);
         }
     } else if let Ok(event) = serde_json::from_slice::<Value>(line) {
-        printer.line(event_line(&event));
+        printer.line(format_event(&event));
     }
 }
 
 /// Formats an event as one line of text.
-fn event_line(event: &Value) -> String {
+fn format_event(event: &Value) -> String {
     let text = |name: &str| event[name].as_str().unwrap_or_default();
     let number = |name: &str| event[name].as_u64();
     if text("event") == "lost" {
@@ -107,11 +107,11 @@ fn event_line(event: &Value) -> String {
 // === impl Args ===
 
 impl Args {
-    fn path(&self) -> String {
+    fn request_path(&self) -> String {
         let filters = [("route", &self.route), ("caller", &self.caller), ("tool", &self.tool)];
         let filters = filters
             .into_iter()
-            .filter_map(|(name, value)| Some(format!("{name}={}", encoded(value.as_deref()?))));
+            .filter_map(|(name, value)| Some(format!("{name}={}", percent_encode(value.as_deref()?))));
         let filters: Vec<_> = filters.chain(self.arguments.then(|| "arguments=1".to_owned())).collect();
         match filters.is_empty() {
             true => "/tap".to_owned(),
@@ -128,7 +128,7 @@ mod tests {
 
     fn printed(event: &Value, is_json: bool) -> String {
         let screen = Screen::default();
-        print(event.to_string().as_bytes(), is_json, &mut Printer::new(screen.clone(), screen.clone()));
+        print_event(event.to_string().as_bytes(), is_json, &mut Printer::new(screen.clone(), screen.clone()));
         screen.text()
     }
 
@@ -157,7 +157,7 @@ mod tests {
         });
         assert_eq!(printed(&opened, false), "10:30:00  /mcp  00ff  book  elicitation/create  asked\n");
         let screen = Screen::default();
-        print(b"", true, &mut Printer::new(screen.clone(), screen.clone()));
+        print_event(b"", true, &mut Printer::new(screen.clone(), screen.clone()));
         assert_eq!(screen.text(), "");
     }
 }

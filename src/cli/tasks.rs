@@ -1,10 +1,10 @@
 //! `deferral tasks`: lists, shows or cancels tasks of a running proxy.
 
 use super::{
-    DONE, FAILED,
+    EXIT_FAILURE, EXIT_SUCCESS,
     choice_parser::ChoiceParser,
     operator,
-    printer::{Printer, inline},
+    printer::{Printer, to_single_line},
     tools::truncate,
 };
 use crate::client::{AdminClient, Error};
@@ -117,14 +117,14 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
         | TasksCommand::Show { common, .. }
         | TasksCommand::Cancel { common, .. } => common,
     };
-    let operator = match common.address.operator() {
-        Ok(operator) => operator,
-        Err(why) => {
-            printer.error(why);
-            return FAILED;
+    let client = match common.address.client() {
+        Ok(client) => client,
+        Err(error) => {
+            printer.error(error);
+            return EXIT_FAILURE;
         }
     };
-    let printed = match fetch(&args.command, &operator).await {
+    let printed = match fetch(&args.command, &client).await {
         Ok(body) if common.json => {
             printer.json(&body);
             Ok(())
@@ -133,38 +133,38 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
         Err(error) => Err(error),
     };
     match printed {
-        Ok(()) => DONE,
+        Ok(()) => EXIT_SUCCESS,
         Err(error) => common.address.report(&error, printer),
     }
 }
 
-async fn fetch(command: &TasksCommand, operator: &AdminClient) -> Result<Value, Error> {
+async fn fetch(command: &TasksCommand, client: &AdminClient) -> Result<Value, Error> {
     let body = match command {
         TasksCommand::List { route, tool, status, limit, after, .. } => {
             let mut path = format!("/tasks?limit={limit}");
             for (key, value) in [("route", route), ("tool", tool), ("status", status), ("after", after)] {
                 if let Some(value) = value {
-                    path.push_str(&format!("&{key}={}", encoded(value)));
+                    path.push_str(&format!("&{key}={}", percent_encode(value)));
                 }
             }
-            operator.get(&path).await?
+            client.get(&path).await?
         }
-        TasksCommand::Show { task, .. } => operator.get(&format!("/tasks/{}", encoded(task))).await?,
+        TasksCommand::Show { task, .. } => client.get(&format!("/tasks/{}", percent_encode(task))).await?,
         TasksCommand::Cancel { task, .. } => {
-            operator.post(&format!("/tasks/{}/cancel", encoded(task))).await?
+            client.post(&format!("/tasks/{}/cancel", percent_encode(task))).await?
         }
     };
-    serde_json::from_slice(&body).map_err(|error| invalid(&error))
+    serde_json::from_slice(&body).map_err(|error| invalid_response(&error))
 }
 
-fn invalid(error: &serde_json::Error) -> Error {
+fn invalid_response(error: &serde_json::Error) -> Error {
     Error::Invalid(format!("unexpected response, perhaps of another version of deferral: {error}"))
 }
 
 /// Prints the response as text.
 fn show(command: &TasksCommand, body: Value, printer: &mut Printer) -> Result<(), Error> {
     fn read<T: DeserializeOwned>(body: Value) -> Result<T, Error> {
-        serde_json::from_value(body).map_err(|error| invalid(&error))
+        serde_json::from_value(body).map_err(|error| invalid_response(&error))
     }
     match command {
         TasksCommand::List { .. } => {
@@ -204,9 +204,9 @@ const COLUMNS: [(&str, usize); 7] = [
     ("PROGRESS", usize::MAX),
 ];
 /// Index of the column of the route.
-const ROUTE: usize = 4;
+const ROUTE_COLUMN: usize = 4;
 /// Maximum width of a line, in characters.
-const WIDTH: usize = 120;
+const LINE_WIDTH: usize = 120;
 
 /// Returns the lines of the table. The route has a column only if there are several routes.
 fn table(page: &TaskListResponse) -> Vec<String> {
@@ -219,25 +219,25 @@ fn table(page: &TaskListResponse) -> Vec<String> {
     let widths: Vec<_> = COLUMNS
         .iter()
         .enumerate()
-        .map(|(at, (_, most))| {
-            let longest = rows.iter().map(|row| row[at].chars().count()).max().unwrap_or_default();
-            longest.min(*most)
+        .map(|(column, (_, max_width))| {
+            let longest = rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+            longest.min(*max_width)
         })
         .collect();
     let line = |row: &[String; 7]| {
         let mut line = String::new();
-        for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            if at == ROUTE && !has_routes {
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            if column == ROUTE_COLUMN && !has_routes {
                 continue;
             }
             let width = *width;
-            let _ = match COLUMNS[at].0 {
+            let _ = match COLUMNS[column].0 {
                 "AGE" => write!(line, "{:>width$}  ", truncate(cell, width)),
                 "PROGRESS" => write!(line, "{cell}"),
                 _ => write!(line, "{:width$}  ", truncate(cell, width)),
             };
         }
-        truncate(line.trim_end(), WIDTH)
+        truncate(line.trim_end(), LINE_WIDTH)
     };
     let mut lines: Vec<_> = rows.iter().map(line).collect();
     lines.extend(page.next.as_ref().map(|next| format!("more tasks follow: --after {next}")));
@@ -255,7 +255,7 @@ impl TaskRow {
     fn row(&self) -> [String; 7] {
         let Self { task, route, tool, status, age_ms, message, .. } = self;
         let progress = message.as_deref().filter(|_| !self.is_ended()).unwrap_or_default();
-        [task, status, &age(*age_ms), tool, route, self.caller(), progress].map(inline)
+        [task, status, &format_age(*age_ms), tool, route, self.caller(), progress].map(to_single_line)
     }
 
     fn is_ended(&self) -> bool {
@@ -279,10 +279,10 @@ impl TaskDetails {
         let message = task.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
         add("status", &format!("{}{message}", task.status));
         add("caller", task.caller());
-        add("age", &format!("{}, since {created}", age(task.age_ms)));
+        add("age", &format!("{}, since {created}", format_age(task.age_ms)));
         add("shown as", view);
         for PendingInputRequest { key, kind, since_ms } in questions {
-            add("asks", &format!("{kind} (`{key}`), for {}", age(*since_ms)));
+            add("asks", &format!("{kind} (`{key}`), for {}", format_age(*since_ms)));
         }
         if task.is_ended() {
             add("kept until", kept_until);
@@ -302,7 +302,7 @@ impl TaskDetails {
     }
 }
 
-fn age(millis: u64) -> String {
+fn format_age(millis: u64) -> String {
     match millis / 1000 {
         seconds @ ..120 => format!("{seconds} s"),
         seconds @ ..7200 => format!("{} min", seconds / 60),
@@ -312,11 +312,11 @@ fn age(millis: u64) -> String {
 }
 
 /// Percent-encodes a value for a path or a query.
-pub(super) fn encoded(value: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+pub(super) fn percent_encode(value: &str) -> String {
+    let is_unreserved = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     value
         .bytes()
-        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .map(|byte| if is_unreserved(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
         .collect()
 }
 
@@ -363,7 +363,7 @@ mod tests {
             },
         ];
         let lines = table(&TaskListResponse { tasks, next: Some("e12".into()) });
-        assert!(lines.iter().all(|line| line.chars().count() <= WIDTH), "{lines:#?}");
+        assert!(lines.iter().all(|line| line.chars().count() <= LINE_WIDTH), "{lines:#?}");
         assert!(
             lines[1].contains("  119 min  longlonglonglonglonglon…  /long/long/lon…  anon"),
             "{lines:#?}"
@@ -402,6 +402,6 @@ mod tests {
 
     #[test]
     fn a_value_is_percent_encoded_in_a_url() {
-        assert_eq!(encoded("a/b c&é=%"), "a%2Fb%20c%26%C3%A9%3D%25");
+        assert_eq!(percent_encode("a/b c&é=%"), "a%2Fb%20c%26%C3%A9%3D%25");
     }
 }

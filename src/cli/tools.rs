@@ -1,10 +1,10 @@
 //! `deferral tools`: lists the tools of a server; and the common options for servers.
 
 use super::{
-    CANCELLED, DONE, FAILED,
+    EXIT_CANCELLED, EXIT_FAILURE, EXIT_SUCCESS,
     choice_parser::ChoiceParser,
     interrupted,
-    printer::{Printer, inline},
+    printer::{Printer, to_single_line},
 };
 use crate::{
     client::{CallStep, ClientSupport, Error, REVISIONS, ToolList, ToolSession, revisions},
@@ -46,17 +46,17 @@ pub struct ServerArgs {
 const SPOKEN: &[&str] = &["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"];
 
 /// Maximum width of a line, in characters.
-const WIDTH: usize = 100;
+const LINE_WIDTH: usize = 100;
 /// Maximum width of the column of names, in characters.
-const NAME: usize = 32;
+const NAME_WIDTH: usize = 32;
 
 /// Prints the tools and returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
-    list(&args.server, args.json, args.timeout, printer).await
+    list_tools(&args.server, args.json, args.timeout, printer).await
 }
 
 /// Prints the tools of a server and returns the exit code.
-pub(super) async fn list(
+pub(super) async fn list_tools(
     server: &ServerArgs,
     json: bool,
     timeout: Option<Duration>,
@@ -64,28 +64,28 @@ pub(super) async fn list(
 ) -> u8 {
     let mut session = server.session(ClientSupport::default());
     let mut ignore = |_: CallStep<'_>| {};
-    let found = tokio::select! {
-        found = session.tools(&mut ignore) => found,
+    let outcome = tokio::select! {
+        found = session.list_tools(&mut ignore) => found,
         () = interrupted() => {
             printer.note("cancelled");
-            return CANCELLED;
+            return EXIT_CANCELLED;
         }
         limit = or_pending(timeout.map(async |limit| { tokio::time::sleep(limit).await; limit })) => {
             printer.error(format_args!("no tool list within {}", show_duration(limit)));
-            return FAILED;
+            return EXIT_FAILURE;
         }
     };
     session.close().await;
-    match found {
-        Ok(list) => print(&list, json, printer),
+    match outcome {
+        Ok(list) => print_tools(&list, json, printer),
         Err(error) => {
             printer.error(error);
-            FAILED
+            EXIT_FAILURE
         }
     }
 }
 
-fn print(ToolList { tools, is_cut }: &ToolList, json: bool, printer: &mut Printer) -> u8 {
+fn print_tools(ToolList { tools, is_truncated }: &ToolList, json: bool, printer: &mut Printer) -> u8 {
     #[derive(Deserialize)]
     struct ToolHeading {
         name: String,
@@ -93,41 +93,41 @@ fn print(ToolList { tools, is_cut }: &ToolList, json: bool, printer: &mut Printe
         description: Option<String>,
     }
     let read = || tools.iter().map(|tool| serde_json::from_str::<ToolHeading>(tool.get()));
-    if *is_cut {
+    if *is_truncated {
         printer.note(format_args!("note: the server has more tools; these are the first {}", tools.len()));
     }
     if json {
         printer.json(tools);
-        return DONE;
+        return EXIT_SUCCESS;
     }
     if tools.is_empty() {
         printer.note("the server lists no tools");
     }
-    let widths = read().flatten().map(|tool| inline(&tool.name).chars().count());
-    let width = widths.max().unwrap_or_default().min(NAME);
+    let widths = read().flatten().map(|tool| to_single_line(&tool.name).chars().count());
+    let width = widths.max().unwrap_or_default().min(NAME_WIDTH);
     for tool in read() {
         match tool {
             Ok(ToolHeading { name, description }) => {
-                let about = description.unwrap_or_default();
-                let about = about.trim().lines().next().unwrap_or_default();
-                let line = format!("{:width$}  {}", inline(&name), inline(about));
-                printer.line(truncate(line.trim_end(), WIDTH));
+                let summary = description.unwrap_or_default();
+                let summary = summary.trim().lines().next().unwrap_or_default();
+                let line = format!("{:width$}  {}", to_single_line(&name), to_single_line(summary));
+                printer.line(truncate(line.trim_end(), LINE_WIDTH));
             }
             Err(error) => {
                 printer.error(Error::ListRefused(error.to_string()));
-                return FAILED;
+                return EXIT_FAILURE;
             }
         }
     }
-    DONE
+    EXIT_SUCCESS
 }
 
 /// Truncates a text to `max_chars` characters, with an ellipsis.
-pub(super) fn truncate(text: &str, most: usize) -> String {
-    if text.chars().count() <= most {
+pub(super) fn truncate(text: &str, max_chars: usize) -> String {
+    if text.chars().count() <= max_chars {
         return text.to_owned();
     }
-    text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+    text.chars().take(max_chars.saturating_sub(1)).chain(['…']).collect()
 }
 
 // === impl ServerArgs ===
@@ -165,9 +165,9 @@ mod tests {
 
     fn printed(tools: &[&str], json: bool) -> (u8, String) {
         let raw = |text: &&str| RawValue::from_string((*text).to_owned()).expect("JSON");
-        let list = ToolList { tools: tools.iter().map(raw).collect(), is_cut: false };
+        let list = ToolList { tools: tools.iter().map(raw).collect(), is_truncated: false };
         let screen = Screen::default();
-        let code = print(&list, json, &mut Printer::new(screen.clone(), screen.clone()));
+        let code = print_tools(&list, json, &mut Printer::new(screen.clone(), screen.clone()));
         (code, screen.text())
     }
 
@@ -177,9 +177,9 @@ mod tests {
         let tools =
             [r#"{"name":"greet","description":"\n Says hello.\nIn full."}"#, r#"{"name":"b"}"#, &long];
         let (code, text) = printed(&tools, false);
-        assert!(code == DONE && text.starts_with("greet  Says hello.\nb\nc      xxx"), "{text}");
-        assert_eq!(text.lines().map(|line| line.chars().count()).max(), Some(WIDTH));
-        assert_eq!(printed(&[], false), (DONE, "the server lists no tools\n".to_owned()));
+        assert!(code == EXIT_SUCCESS && text.starts_with("greet  Says hello.\nb\nc      xxx"), "{text}");
+        assert_eq!(text.lines().map(|line| line.chars().count()).max(), Some(LINE_WIDTH));
+        assert_eq!(printed(&[], false), (EXIT_SUCCESS, "the server lists no tools\n".to_owned()));
         let (_, json) = printed(&tools[1..2], true);
         assert_eq!(
             serde_json::from_str::<serde_json::Value>(&json).expect("JSON"),

@@ -91,7 +91,7 @@ impl Error {
     }
 
     /// Adds the id of the task to the error.
-    pub(super) fn of_task(self, task: &str) -> Self {
+    pub(super) fn with_task(self, task: &str) -> Self {
         Self::Task { task: task.to_owned(), source: Box::new(self) }
     }
 }

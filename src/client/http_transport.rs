@@ -118,17 +118,17 @@ impl HttpTransport {
     }
 
     /// Returns the error for a stream that ended before its response.
-    pub(super) fn truncated(&self) -> Error {
+    pub(super) fn truncated_error(&self) -> Error {
         Error::Broken { url: self.url.clone(), detail: "the stream ended without the response".to_owned() }
     }
 }
 
 /// Whether a response is an event stream.
-pub(super) fn is_stream(response: &Response<Incoming>) -> bool {
+pub(super) fn is_event_stream(response: &Response<Incoming>) -> bool {
     accept::is_media(response.headers().get(header::CONTENT_TYPE), accept::EVENT_STREAM)
 }
 
-fn broken(url: &Uri, error: &hyper::Error) -> Error {
+fn broken_error(url: &Uri, error: &hyper::Error) -> Error {
     Error::Broken { url: url.clone(), detail: innermost_cause(error) }
 }
 
@@ -140,19 +140,19 @@ impl LineReader {
     /// # Errors
     /// [`Error::Broken`] or [`Error::TooLarge`].
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        let mut seen = 0;
+        let mut scanned = 0;
         loop {
-            if let Some(at) = memchr::memchr(b'\n', &self.buffer[seen..]) {
-                let mut line = self.buffer.split_to(seen + at + 1);
-                line.truncate(seen + at);
+            if let Some(offset) = memchr::memchr(b'\n', &self.buffer[scanned..]) {
+                let mut line = self.buffer.split_to(scanned + offset + 1);
+                line.truncate(scanned + offset);
                 return Ok(Some(line.freeze()));
             }
-            seen = self.buffer.len();
-            if seen > MAX_MESSAGE {
+            scanned = self.buffer.len();
+            if scanned > MAX_MESSAGE {
                 return Err(Error::TooLarge);
             }
             let Some(frame) = self.body.frame().await else { return Ok(None) };
-            let frame = frame.map_err(|error| broken(&self.url, &error))?;
+            let frame = frame.map_err(|error| broken_error(&self.url, &error))?;
             if let Ok(data) = frame.into_data() {
                 self.buffer.extend_from_slice(&data);
             }
@@ -170,7 +170,7 @@ impl EventReader {
                 return Ok(Some(event));
             }
             let Some(frame) = self.body.frame().await else { return Ok(None) };
-            let frame = frame.map_err(|error| broken(&self.url, &error))?;
+            let frame = frame.map_err(|error| broken_error(&self.url, &error))?;
             if let Ok(data) = frame.into_data() {
                 self.decoder.feed(data);
             }

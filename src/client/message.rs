@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 /// Characters of an HTTP error page that an error shows.
-const MAX_SHOWN: usize = 500;
+const MAX_ERROR_TEXT: usize = 500;
 
 /// A JSON-RPC request with parameters of type `P`.
 #[derive(Serialize)]
@@ -43,19 +43,19 @@ impl<'a, P: Serialize> JsonRpcRequest<'a, P> {
 impl JsonRpcResponse {
     /// Returns the response in a frame, if the frame is the response to the request of this id; `None` for
     /// any other message.
-    pub(super) fn of(frame: &Frame, id: u64) -> Option<Result<Self, Error>> {
-        let raw = |bytes: &Bytes| {
+    pub(super) fn from_frame(frame: &Frame, id: u64) -> Option<Result<Self, Error>> {
+        let to_raw = |bytes: &Bytes| {
             serde_json::from_slice::<Box<RawValue>>(bytes).map_err(|error| Error::Invalid(error.to_string()))
         };
         match frame.kind() {
-            Kind::Success { id: theirs, result } if theirs.echoed_number() == Some(id) => {
-                Some(raw(result).map(Self::Result))
+            Kind::Success { id: response_id, result } if response_id.echoed_number() == Some(id) => {
+                Some(to_raw(result).map(Self::Result))
             }
             // A server that could not read the id of a request leaves it out of the error.
-            Kind::Failure { id: theirs, error }
-                if theirs.as_ref().is_none_or(|theirs| theirs.echoed_number() == Some(id)) =>
+            Kind::Failure { id: response_id, error }
+                if response_id.as_ref().is_none_or(|theirs| theirs.echoed_number() == Some(id)) =>
             {
-                Some(raw(error).map(Self::Error))
+                Some(to_raw(error).map(Self::Error))
             }
             Kind::Success { .. }
             | Kind::Failure { .. }
@@ -65,14 +65,14 @@ impl JsonRpcResponse {
     }
 
     /// Returns the response in a JSON document, which must be that to the request of this id.
-    pub(super) fn of_document(status: StatusCode, bytes: Bytes, id: u64) -> Result<Self, Error> {
+    pub(super) fn from_document(status: StatusCode, bytes: Bytes, id: u64) -> Result<Self, Error> {
         match Frame::parse(bytes.clone()) {
-            Ok(frame) => match Self::of(&frame, id) {
+            Ok(frame) => match Self::from_frame(&frame, id) {
                 // The status is reported instead of the error, because it shows that a retry may help.
                 Some(Ok(Self::Error(error))) if error::is_transient(status) => {
                     Err(Error::Status { status, detail: format!(": {}", error_text(&error)) })
                 }
-                Some(answer) => answer,
+                Some(response) => response,
                 None if !status.is_success() => Err(http_error(status, &bytes)),
                 None => Err(Error::Invalid("this is not the response to the request".to_owned())),
             },
@@ -88,12 +88,12 @@ pub(super) fn http_error(status: StatusCode, body: &[u8]) -> Error {
     let text = String::from_utf8_lossy(body);
     let detail = match text.trim() {
         "" => String::new(),
-        text => format!(": {}", text.chars().take(MAX_SHOWN).collect::<String>()),
+        text => format!(": {}", text.chars().take(MAX_ERROR_TEXT).collect::<String>()),
     };
     Error::Status { status, detail }
 }
 
 /// Deserializes a result.
-pub(super) fn read<'a, T: Deserialize<'a>>(result: &'a RawValue) -> Result<T, Error> {
+pub(super) fn parse_result<'a, T: Deserialize<'a>>(result: &'a RawValue) -> Result<T, Error> {
     serde_json::from_str(result.get()).map_err(|error| Error::Invalid(error.to_string()))
 }

@@ -43,11 +43,11 @@ pub const REVISIONS: [Revision; 4] =
 /// Poll interval of a task whose server names none.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Shortest poll interval, whatever the server names.
-const LEAST_POLL_INTERVAL: Duration = Duration::from_millis(10);
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Polls in a row that may fail to reach the server before following the task fails.
-const LOST_POLLS: u32 = 5;
+const MAX_LOST_POLLS: u32 = 5;
 /// The client's name in `clientInfo`.
-const NAME: &str = "deferral-call";
+const CLIENT_NAME: &str = "deferral-call";
 
 /// Capabilities that the client declares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -22,7 +22,7 @@ pub struct AdminClient {
     base: Uri,
     headers: HeaderMap,
     /// Whether to read the token from the proxy's token file on this machine if the proxy requires one.
-    looks_for_token: bool,
+    can_find_token: bool,
 }
 
 /// Path of the file with the proxy's generated token, and a proof that the proxy knows its content.
@@ -33,9 +33,9 @@ struct TokenLocation {
 }
 
 /// Prefix of the data that the proof signs; the same as in `admin/generated_token.rs`.
-const PROOF: &[u8] = b"deferral admin token\0";
+const PROOF_PREFIX: &[u8] = b"deferral admin token\0";
 /// Largest token file in bytes; a longer file holds something else.
-const TOKEN_FILE: u64 = 1 << 10;
+const MAX_TOKEN_FILE: u64 = 1 << 10;
 
 // === impl AdminClient ===
 
@@ -55,13 +55,13 @@ impl AdminClient {
             );
             return Err(Error::Invalid(error));
         }
-        let headers = token.map(bearer).transpose()?.unwrap_or_default();
-        Ok(Self { base, headers, looks_for_token: token.is_none() && is_local })
+        let headers = token.map(bearer_headers).transpose()?.unwrap_or_default();
+        Ok(Self { base, headers, can_find_token: token.is_none() && is_local })
     }
 
     /// Creates a client without a token; health checks need none.
-    pub fn probe(base: Uri) -> Self {
-        Self { base, headers: HeaderMap::new(), looks_for_token: false }
+    pub fn for_health_checks(base: Uri) -> Self {
+        Self { base, headers: HeaderMap::new(), can_find_token: false }
     }
 
     /// Gets the resource at this path, which may have a query.
@@ -85,26 +85,26 @@ impl AdminClient {
     /// # Errors
     /// The same as for [`AdminClient::get`].
     pub async fn lines(&self, path: &str) -> Result<LineReader, Error> {
-        let (wire, body) = self.open(Method::GET, path).await?;
-        Ok(wire.lines(body))
+        let (transport, body) = self.open(Method::GET, path).await?;
+        Ok(transport.lines(body))
     }
 
     async fn request(&self, method: Method, path: &str) -> Result<Bytes, Error> {
-        let (wire, body) = self.open(method, path).await?;
-        wire.read_body(body).await
+        let (transport, body) = self.open(method, path).await?;
+        transport.read_body(body).await
     }
 
     /// Sends a request, and returns the unread body of its response.
     async fn open(&self, method: Method, path: &str) -> Result<(HttpTransport, Incoming), Error> {
         match self.send(method.clone(), path, self.headers.clone()).await {
             // A 401 means that nothing was done: retry with the token.
-            Err(Error::Status { status: StatusCode::UNAUTHORIZED, detail }) if self.looks_for_token => {
+            Err(Error::Status { status: StatusCode::UNAUTHORIZED, detail }) if self.can_find_token => {
                 match self.find_token().await {
-                    Some(token) => self.send(method, path, bearer(&token)?).await,
+                    Some(token) => self.send(method, path, bearer_headers(&token)?).await,
                     None => Err(Error::Status { status: StatusCode::UNAUTHORIZED, detail }),
                 }
             }
-            answer => answer,
+            outcome => outcome,
         }
     }
 
@@ -118,11 +118,11 @@ impl AdminClient {
         let path = PathAndQuery::try_from(path);
         parts.path_and_query = Some(path.map_err(|error| Error::Invalid(error.to_string()))?);
         let url = Uri::from_parts(parts).map_err(|error| Error::Invalid(error.to_string()))?;
-        let wire = HttpTransport::new(url, headers);
-        let (head, body) = wire.send(method, String::new(), HeaderMap::new()).await?.into_parts();
+        let transport = HttpTransport::new(url, headers);
+        let (head, body) = transport.send(method, String::new(), HeaderMap::new()).await?.into_parts();
         match head.status {
-            StatusCode::OK => Ok((wire, body)),
-            status => Err(Error::Status { status, detail: error_detail(&wire.read_body(body).await?) }),
+            StatusCode::OK => Ok((transport, body)),
+            status => Err(Error::Status { status, detail: error_detail(&transport.read_body(body).await?) }),
         }
     }
 
@@ -133,18 +133,18 @@ impl AdminClient {
         SystemRandom::new().fill(&mut nonce).ok()?;
         let nonce = hex(&nonce);
         let path = format!("/token?nonce={nonce}");
-        let (wire, body) = self.send(Method::GET, &path, HeaderMap::new()).await.ok()?;
-        let answer = wire.read_body(body).await.ok()?;
-        let TokenLocation { file, proof } = serde_json::from_slice(&answer).ok()?;
+        let (transport, body) = self.send(Method::GET, &path, HeaderMap::new()).await.ok()?;
+        let response = transport.read_body(body).await.ok()?;
+        let TokenLocation { file, proof } = serde_json::from_slice(&response).ok()?;
         let token = read_token(Path::new(&file))?;
         let key = hmac::Key::new(hmac::HMAC_SHA256, token.as_bytes());
-        let data = [PROOF, nonce.as_bytes()].concat();
+        let data = [PROOF_PREFIX, nonce.as_bytes()].concat();
         hmac::verify(&key, &data, &unhex(&proof)?).ok()?;
         Some(token)
     }
 }
 
-fn bearer(token: &str) -> Result<HeaderMap, Error> {
+fn bearer_headers(token: &str) -> Result<HeaderMap, Error> {
     let mut bearer = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| {
         Error::Invalid("the admin token has characters that are not valid in a header".to_owned())
     })?;
@@ -162,8 +162,9 @@ fn is_loopback(base: &Uri) -> bool {
 /// Reads a regular file of at most [`MAX_TOKEN_FILE`] bytes; `None` for any other file.
 fn read_token(path: &Path) -> Option<String> {
     // Opening another kind of file could block.
-    let found = fs::metadata(path).ok().filter(|found| found.is_file() && found.len() <= TOKEN_FILE)?;
-    let text = fs::read_to_string(path).ok().filter(|_| found.len() > 0)?;
+    let metadata =
+        fs::metadata(path).ok().filter(|found| found.is_file() && found.len() <= MAX_TOKEN_FILE)?;
+    let text = fs::read_to_string(path).ok().filter(|_| metadata.len() > 0)?;
     Some(text.trim().to_owned())
 }
 
@@ -207,7 +208,7 @@ mod tests {
             let base: Uri = base.parse().expect("a URL");
             let operator = AdminClient::new(base.clone(), Some("0123456789abcdef"));
             assert_eq!(operator.is_ok(), is_sent, "{base}");
-            assert!(operator.is_ok() || AdminClient::new(base, None).is_ok_and(|it| !it.looks_for_token));
+            assert!(operator.is_ok() || AdminClient::new(base, None).is_ok_and(|it| !it.can_find_token));
         }
     }
 }

@@ -20,15 +20,15 @@ impl Progress {
     /// Reads progress from a task's status message: `half way (2.5/4)`, `2.5/4`. `None` if the message has
     /// none.
     pub fn from_status(message: &str) -> Option<Self> {
-        let (words, counts) = match message.strip_suffix(')').and_then(|rest| rest.rsplit_once('(')) {
-            Some((words, counts)) => (words.trim_end(), counts),
+        let (text, counts) = match message.strip_suffix(')').and_then(|rest| rest.rsplit_once('(')) {
+            Some((text, counts)) => (text.trim_end(), counts),
             None => ("", message),
         };
         let (done, total) = counts.split_once('/')?;
         Some(Self {
             done: done.trim().parse().ok()?,
             total: Some(total.trim().parse().ok()?),
-            message: (!words.is_empty()).then(|| words.to_owned()),
+            message: (!text.is_empty()).then(|| text.to_owned()),
         })
     }
 

@@ -16,7 +16,7 @@ use http::{HeaderMap, Uri};
 pub struct ToolSession {
     dialect: SessionDialect,
     /// Creates a legacy session; `None` once the server's era is known, or if the user chose a revision.
-    older: Option<Box<dyn FnOnce() -> legacy::LegacySession + Send>>,
+    make_legacy: Option<Box<dyn FnOnce() -> legacy::LegacySession + Send>>,
 }
 
 enum SessionDialect {
@@ -30,7 +30,7 @@ impl ToolSession {
     /// Creates a session that is not open yet. `revision` is the one to use; `None` for the newest that the
     /// server supports.
     pub fn new(url: Uri, headers: HeaderMap, declared: ClientSupport, revision: Option<Revision>) -> Self {
-        let spoken = match revision {
+        let dialect = match revision {
             Some(revision) if revision.era() == Era::Legacy => SessionDialect::Legacy(
                 legacy::LegacySession::new(url.clone(), headers.clone(), declared, revision),
             ),
@@ -38,27 +38,27 @@ impl ToolSession {
                 SessionDialect::Modern(modern::ModernClient::new(url.clone(), headers.clone(), declared))
             }
         };
-        let older = move || legacy::LegacySession::new(url, headers, declared, Revision::NEWEST_LEGACY);
-        Self { dialect: spoken, older: revision.is_none().then(|| Box::new(older) as _) }
+        let make_legacy = move || legacy::LegacySession::new(url, headers, declared, Revision::NEWEST_LEGACY);
+        Self { dialect, make_legacy: revision.is_none().then(|| Box::new(make_legacy) as _) }
     }
 
     /// Opens the session, and looks up the tool that will be called.
     ///
     /// # Errors
     /// [`Error`], if the server cannot be reached or does not support the revision.
-    pub async fn open(&mut self, tool: &str, watch: StepObserver<'_>) -> Result<(), Error> {
-        self.begin(Some(tool), watch).await
+    pub async fn open(&mut self, tool: &str, on_step: StepObserver<'_>) -> Result<(), Error> {
+        self.open_session(Some(tool), on_step).await
     }
 
     /// Opens the session, and lists the tools of the server.
     ///
     /// # Errors
     /// [`Error`], if the server cannot be reached or does not list its tools.
-    pub async fn tools(&mut self, watch: StepObserver<'_>) -> Result<ToolList, Error> {
-        self.begin(None, watch).await?;
+    pub async fn list_tools(&mut self, on_step: StepObserver<'_>) -> Result<ToolList, Error> {
+        self.open_session(None, on_step).await?;
         match &mut self.dialect {
-            SessionDialect::Modern(modern) => modern.tools().await,
-            SessionDialect::Legacy(legacy) => legacy.tools(watch).await,
+            SessionDialect::Modern(modern) => modern.list_tools().await,
+            SessionDialect::Legacy(legacy) => legacy.list_tools(on_step).await,
         }
     }
 
@@ -66,10 +66,10 @@ impl ToolSession {
     ///
     /// # Errors
     /// [`Error`]; a JSON-RPC error is a [`CallEnding`](super::CallEnding).
-    pub async fn call(&mut self, call: &ToolCall<'_>, watch: StepObserver<'_>) -> Result<CallTurn, Error> {
+    pub async fn call(&mut self, call: &ToolCall<'_>, on_step: StepObserver<'_>) -> Result<CallTurn, Error> {
         match &mut self.dialect {
-            SessionDialect::Modern(modern) => modern.call(call, watch).await,
-            SessionDialect::Legacy(legacy) => legacy.call(call, watch).await,
+            SessionDialect::Modern(modern) => modern.call(call, on_step).await,
+            SessionDialect::Legacy(legacy) => legacy.call(call, on_step).await,
         }
     }
 
@@ -77,11 +77,11 @@ impl ToolSession {
     ///
     /// # Errors
     /// The same as for [`ToolSession::open`] and [`ToolSession::call`].
-    pub async fn resume(&mut self, task: &str, watch: StepObserver<'_>) -> Result<CallTurn, Error> {
-        self.begin(None, watch).await?;
+    pub async fn resume(&mut self, task: &str, on_step: StepObserver<'_>) -> Result<CallTurn, Error> {
+        self.open_session(None, on_step).await?;
         match &mut self.dialect {
-            SessionDialect::Modern(modern) => modern.resume(task, watch).await,
-            SessionDialect::Legacy(legacy) => legacy.resume(task, watch).await,
+            SessionDialect::Modern(modern) => modern.resume(task, on_step).await,
+            SessionDialect::Legacy(legacy) => legacy.resume(task, on_step).await,
         }
     }
 
@@ -90,15 +90,15 @@ impl ToolSession {
     ///
     /// # Errors
     /// The same as for [`ToolSession::call`].
-    pub async fn answer(
+    pub async fn respond(
         &mut self,
         call: &ToolCall<'_>,
-        answers: &InputResponseMap,
-        watch: StepObserver<'_>,
+        responses: &InputResponseMap,
+        on_step: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
         match &mut self.dialect {
-            SessionDialect::Modern(modern) => modern.answer(call, answers, watch).await,
-            SessionDialect::Legacy(legacy) => legacy.answer(answers, watch).await,
+            SessionDialect::Modern(modern) => modern.respond(call, responses, on_step).await,
+            SessionDialect::Legacy(legacy) => legacy.respond(responses, on_step).await,
         }
     }
 
@@ -123,23 +123,23 @@ impl ToolSession {
 
     /// Opens the session in the requested revision, or in one that the server supports. `tool` is the tool to
     /// be called.
-    async fn begin(&mut self, tool: Option<&str>, watch: StepObserver<'_>) -> Result<(), Error> {
+    async fn open_session(&mut self, tool: Option<&str>, on_step: StepObserver<'_>) -> Result<(), Error> {
         let modern = match &mut self.dialect {
             SessionDialect::Modern(modern) => modern,
-            SessionDialect::Legacy(legacy) => return legacy.open(tool, watch).await,
+            SessionDialect::Legacy(legacy) => return legacy.open(tool, on_step).await,
         };
-        let Some(older) = self.older.take() else { return modern.open(tool).await };
-        let doubt = match modern.probe(tool).await {
+        let Some(make_legacy) = self.make_legacy.take() else { return modern.open(tool).await };
+        let modern_error = match modern.probe(tool).await {
             Ok(RevisionSupport::Known) => return Ok(()),
             Ok(RevisionSupport::Doubtful) => None,
             Err(error) if error.may_be_legacy_server() => Some(error),
             Err(error) => return Err(error),
         };
-        let mut legacy = older();
-        match (legacy.open(tool, watch).await, doubt) {
+        let mut legacy = make_legacy();
+        match (legacy.open(tool, on_step).await, modern_error) {
             (Ok(()), _) => {
                 if legacy.revision == Revision::NEWEST_LEGACY {
-                    watch(CallStep::Revision(Revision::NEWEST_LEGACY.as_str()));
+                    on_step(CallStep::Revision(Revision::NEWEST_LEGACY.as_str()));
                 }
                 self.dialect = SessionDialect::Legacy(legacy);
                 Ok(())

@@ -1,6 +1,6 @@
 //! A task as its server describes it, in either era.
 
-use super::LEAST_POLL_INTERVAL;
+use super::MIN_POLL_INTERVAL;
 use serde::Deserialize;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub enum TaskStatus {
 impl Task {
     /// Returns the delay before the next poll.
     pub(super) fn poll_delay(&self) -> Duration {
-        self.poll_interval.max(LEAST_POLL_INTERVAL)
+        self.poll_interval.max(MIN_POLL_INTERVAL)
     }
 }
 

@@ -58,36 +58,36 @@ const MAX_TICKET: usize = 512;
 impl Ticket {
     /// Shortest time between two calls of the result tool. A proxy answers only after `wait_ms`, so this
     /// matters for servers that answer at once.
-    pub const PAUSE: Duration = Duration::from_millis(500);
+    pub const MIN_POLL_INTERVAL: Duration = Duration::from_millis(500);
     /// Most calls of the result tool for one ticket.
     pub const MAX_POLLS: u32 = 10_000;
 
     /// Returns the ticket in the result of a call of `tool`, if the result is one that a proxy writes for a
     /// running call.
-    pub fn of(result: &RawValue, tool: &str) -> Option<Self> {
+    pub fn from_result(result: &RawValue, tool: &str) -> Option<Self> {
         let outcome: TicketResult = serde_json::from_str(result.get()).ok()?;
         let ticket: Self = serde_json::from_str(outcome.meta.get(meta::TICKET)?.get()).ok()?;
         let [TicketContent { r#type, text }] = &outcome.content[..] else { return None };
         // An operator may choose the text, which must contain these two values (`tickets.text`).
-        let has_words =
+        let has_text =
             r#type == "text" && text.contains(&ticket.ticket) && text.contains(&ticket.result_tool);
-        let is_ours = !outcome.is_error
-            && has_words
+        let is_genuine = !outcome.is_error
+            && has_text
             && ticket.tool == tool
             && matches!(&*ticket.status, "working" | "input_required")
             && is_named(&ticket.result_tool, RESULT_TOOL)
             && is_named(&ticket.cancel_tool, CANCEL_TOOL)
             && (1..=MAX_TICKET).contains(&ticket.ticket.len())
             && ticket.ticket.bytes().all(|byte| byte.is_ascii_graphic());
-        is_ours.then_some(ticket)
+        is_genuine.then_some(ticket)
     }
 
     /// Whether `next`, a result of the result tool, describes the same call with the same tools.
     pub fn is_continued_by(&self, next: &Self) -> bool {
-        let key = |ticket: &Self| {
+        let identity = |ticket: &Self| {
             [&ticket.ticket, &ticket.tool, &ticket.result_tool, &ticket.cancel_tool].map(Clone::clone)
         };
-        key(self) == key(next)
+        identity(self) == identity(next)
     }
 
     /// Returns the arguments for a call of `result_tool` or `cancel_tool`.
@@ -98,9 +98,9 @@ impl Ticket {
 
 /// Whether a tool has this name, or this name with a number from 2.
 fn is_named(tool: &str, name: &str) -> bool {
-    let Some(rest) = tool.strip_prefix(name) else { return false };
-    let number = rest.strip_prefix('_').and_then(|digits| digits.parse::<u32>().ok());
-    rest.is_empty() || number.is_some_and(|number| number >= 2 && rest == format!("_{number}"))
+    let Some(suffix) = tool.strip_prefix(name) else { return false };
+    let number = suffix.strip_prefix('_').and_then(|digits| digits.parse::<u32>().ok());
+    suffix.is_empty() || number.is_some_and(|number| number >= 2 && suffix == format!("_{number}"))
 }
 
 #[cfg(test)]
@@ -119,7 +119,7 @@ mod tests {
     }
 
     fn of(result: &Value) -> Option<Ticket> {
-        Ticket::of(&RawValue::from_string(result.to_string()).expect("JSON"), "index")
+        Ticket::from_result(&RawValue::from_string(result.to_string()).expect("JSON"), "index")
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{
     Error, error_text,
-    message::{JsonRpcResponse, read},
+    message::{JsonRpcResponse, parse_result},
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{
@@ -40,7 +40,7 @@ pub struct ToolList {
     /// The tools as raw JSON objects.
     pub tools: Vec<Box<RawValue>>,
     /// Whether the server has more pages, or more tools, than are read.
-    pub is_cut: bool,
+    pub is_truncated: bool,
 }
 
 #[derive(Deserialize)]
@@ -62,32 +62,32 @@ enum ListOutcome {
 
 /// Looks up a tool in the server's list. `page` requests the page at a cursor. `None` if the server does not
 /// list the tool, or refuses the list.
-pub(super) async fn find(
+pub(super) async fn find_tool(
     tool: &str,
     page: impl AsyncFnMut(Option<String>) -> Result<JsonRpcResponse, Error>,
 ) -> Result<Option<ToolEntry>, Error> {
     let mut found = None;
-    let take = |tools: Vec<ToolEntry>| {
-        found = tools.into_iter().find(|known| known.name == tool);
+    let accept = |tools: Vec<ToolEntry>| {
+        found = tools.into_iter().find(|entry| entry.name == tool);
         found.is_none()
     };
-    pages(page, take).await?;
+    read_pages(page, accept).await?;
     Ok(found)
 }
 
 /// Lists the tools of the server, within the bounds of this module. `page` requests the page at a cursor.
-pub(super) async fn all(
+pub(super) async fn list_all(
     page: impl AsyncFnMut(Option<String>) -> Result<JsonRpcResponse, Error>,
 ) -> Result<ToolList, Error> {
     let mut list = ToolList::default();
-    let take = |tools: Vec<Box<RawValue>>| {
+    let accept = |tools: Vec<Box<RawValue>>| {
         list.tools.extend(tools);
         list.tools.len() <= MAX_TOOLS
     };
-    let read = pages(page, take).await?;
-    list.is_cut = matches!(read, ListOutcome::Cut) || list.tools.len() > MAX_TOOLS;
+    let outcome = read_pages(page, accept).await?;
+    list.is_truncated = matches!(outcome, ListOutcome::Cut) || list.tools.len() > MAX_TOOLS;
     list.tools.truncate(MAX_TOOLS);
-    match read {
+    match outcome {
         ListOutcome::Refused(error) => Err(Error::ListRefused(error_text(&error))),
         ListOutcome::Whole | ListOutcome::Cut => Ok(list),
     }
@@ -95,9 +95,9 @@ pub(super) async fn all(
 
 /// Reads pages while `accept` returns true. The server decides how many there are, so their number is
 /// bounded, and a repeated cursor ends the list.
-async fn pages<T: DeserializeOwned>(
+async fn read_pages<T: DeserializeOwned>(
     mut page: impl AsyncFnMut(Option<String>) -> Result<JsonRpcResponse, Error>,
-    mut take: impl FnMut(Vec<T>) -> bool,
+    mut accept: impl FnMut(Vec<T>) -> bool,
 ) -> Result<ListOutcome, Error> {
     let mut cursors = BTreeSet::new();
     let mut cursor = None;
@@ -106,8 +106,8 @@ async fn pages<T: DeserializeOwned>(
             JsonRpcResponse::Result(result) => result,
             JsonRpcResponse::Error(error) => return Ok(ListOutcome::Refused(error)),
         };
-        let ToolPage { tools, next_cursor } = read(&result)?;
-        if !take(tools) {
+        let ToolPage { tools, next_cursor } = parse_result(&result)?;
+        if !accept(tools) {
             return Ok(ListOutcome::Whole);
         }
         match next_cursor.filter(|next| !next.is_empty()) {
@@ -147,7 +147,7 @@ mod tests {
     /// were requested.
     async fn listed(page: impl Fn(usize) -> Value) -> (Result<ToolList, Error>, usize) {
         let mut requested = 0;
-        let list = all(async |_| {
+        let list = list_all(async |_| {
             requested += 1;
             Ok(JsonRpcResponse::Result(to_raw_value(&page(requested)).expect("JSON")))
         });
@@ -163,17 +163,17 @@ mod tests {
         })
         .await;
         let list = list.expect("a list");
-        assert_eq!((list.tools.len(), list.is_cut, requested), (2, false, 2));
+        assert_eq!((list.tools.len(), list.is_truncated, requested), (2, false, 2));
         let (list, requested) = listed(|_| json!({ "tools": [tool], "nextCursor": "" })).await;
-        assert_eq!((list.expect("a list").is_cut, requested), (false, 1));
+        assert_eq!((list.expect("a list").is_truncated, requested), (false, 1));
         let (list, requested) = listed(|_| json!({ "tools": [tool], "nextCursor": "same" })).await;
-        assert_eq!((list.expect("a list").is_cut, requested), (true, 2));
+        assert_eq!((list.expect("a list").is_truncated, requested), (true, 2));
         let (list, requested) =
             listed(|number| json!({ "tools": [], "nextCursor": number.to_string() })).await;
-        assert_eq!((list.expect("a list").is_cut, requested), (true, MAX_PAGES));
+        assert_eq!((list.expect("a list").is_truncated, requested), (true, MAX_PAGES));
         let (list, requested) =
             listed(|number| json!({ "tools": vec![&tool; 6_000], "nextCursor": number.to_string() })).await;
         let list = list.expect("a list");
-        assert_eq!((list.tools.len(), list.is_cut, requested), (MAX_TOOLS, true, 2));
+        assert_eq!((list.tools.len(), list.is_truncated, requested), (MAX_TOOLS, true, 2));
     }
 }

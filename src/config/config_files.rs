@@ -21,7 +21,7 @@ pub struct NamedFile {
     /// The path of the file, relative to the working directory unless absolute.
     pub path: PathBuf,
     /// Whether this is the configuration file, whose changes are reported by key.
-    is_itself: bool,
+    is_config_file: bool,
     /// SHA-256 of the first [`MAX_DIGESTED`] bytes at load time; `None` if the file could not be read.
     digest: Option<[u8; 32]>,
 }
@@ -40,14 +40,14 @@ const MAX_DIGESTED: u64 = 1 << 20;
 
 impl NamedFile {
     /// Describes the configuration file itself.
-    pub(super) fn itself(path: PathBuf) -> Self {
-        Self { is_itself: true, ..Self::of(path) }
+    pub(super) fn config_file(path: PathBuf) -> Self {
+        Self { is_config_file: true, ..Self::from_path(path) }
     }
 
-    fn of(path: PathBuf) -> Self {
-        let digest = read(&path)
+    fn from_path(path: PathBuf) -> Self {
+        let digest = read_prefix(&path)
             .map(|bytes| digest(&SHA256, &bytes).as_ref().try_into().expect("SHA-256 has 32 bytes"));
-        Self { path, is_itself: false, digest }
+        Self { path, is_config_file: false, digest }
     }
 }
 
@@ -59,30 +59,30 @@ impl fmt::Debug for ConfigFiles {
 
 /// Returns the files that a configuration names, without duplicates; relative paths are resolved against
 /// `folder`.
-pub(super) fn named(node: &Node, folder: &Path) -> Vec<NamedFile> {
+pub(super) fn referenced_files(node: &Node, folder: &Path) -> Vec<NamedFile> {
     let mut paths = BTreeSet::new();
-    collect(node, folder, &mut paths);
-    paths.into_iter().map(NamedFile::of).collect()
+    collect_paths(node, folder, &mut paths);
+    paths.into_iter().map(NamedFile::from_path).collect()
 }
 
-fn collect(node: &Node, folder: &Path, paths: &mut BTreeSet<PathBuf>) {
+fn collect_paths(node: &Node, folder: &Path, paths: &mut BTreeSet<PathBuf>) {
     match &node.value {
         NodeValue::Scalar { .. } => {}
-        NodeValue::List(items) => items.iter().for_each(|item| collect(item, folder, paths)),
+        NodeValue::List(items) => items.iter().for_each(|item| collect_paths(item, folder, paths)),
         NodeValue::Map(entries) => {
             for MapEntry { key, node, .. } in entries {
-                match node.characters() {
+                match node.scalar_text() {
                     Some(name) if FILE_KEYS.contains(&key.as_str()) => {
                         paths.insert(folder.join(name));
                     }
-                    _ => collect(node, folder, paths),
+                    _ => collect_paths(node, folder, paths),
                 }
             }
         }
     }
 }
 
-fn read(path: &Path) -> Option<Vec<u8>> {
+fn read_prefix(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path).ok()?.take(MAX_DIGESTED).read_to_end(&mut bytes).ok()?;
     Some(bytes)
@@ -94,10 +94,15 @@ impl Config {
     /// Returns the key paths whose values differ in `other`, and the files whose content has changed.
     pub fn changed_keys(&self, other: &Self) -> Vec<String> {
         let mut names = Vec::new();
-        differences("", &self.settings.json()["settings"], &other.settings.json()["settings"], &mut names);
-        for file in other.files.0.iter().filter(|file| !file.is_itself) {
-            let was = self.files.0.iter().find(|was| was.path == file.path);
-            if was.is_some_and(|was| was.digest != file.digest) {
+        collect_differences(
+            "",
+            &self.settings.json()["settings"],
+            &other.settings.json()["settings"],
+            &mut names,
+        );
+        for file in other.files.0.iter().filter(|file| !file.is_config_file) {
+            let old = self.files.0.iter().find(|old| old.path == file.path);
+            if old.is_some_and(|old| old.digest != file.digest) {
                 names.push(file.path.display().to_string());
             }
         }
@@ -107,27 +112,27 @@ impl Config {
 
 /// Appends to `names` the key paths of leaves that differ or exist on one side only. Routes are identified by
 /// `path` instead of by their position in the list.
-fn differences(name: &str, before: &Json, now: &Json, names: &mut Vec<String>) {
-    let within = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
-    match (before, now) {
+fn collect_differences(name: &str, old: &Json, new: &Json, names: &mut Vec<String>) {
+    let child_name = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
+    match (old, new) {
         (before, now) if before == now => {}
         (Json::Object(before), Json::Object(now)) => {
             for key in before.keys().chain(now.keys().filter(|key| !before.contains_key(*key))) {
                 let [before, now] = [before, now].map(|map| map.get(key).unwrap_or(&Json::Null));
-                differences(&within(key), before, now, names);
+                collect_differences(&child_name(key), before, now, names);
             }
         }
         (Json::Array(before), Json::Array(now)) if [before, now].iter().all(|items| are_routes(items)) => {
-            let [were, are] = [before, now].map(|items| {
-                let item = |item: &Json| (path(item).to_owned(), item.clone());
+            let [old_routes, new_routes] = [before, now].map(|items| {
+                let item = |item: &Json| (route_path(item).to_owned(), item.clone());
                 items.iter().map(item).collect::<Vec<_>>()
             });
-            let paths: BTreeSet<_> = were.iter().chain(&are).map(|(path, _)| path).collect();
+            let paths: BTreeSet<_> = old_routes.iter().chain(&new_routes).map(|(path, _)| path).collect();
             for path in paths {
-                let [before, now] = [&were, &are].map(|items| {
+                let [before, now] = [&old_routes, &new_routes].map(|items| {
                     items.iter().find(|(named, _)| named == path).map_or(&Json::Null, |(_, item)| item)
                 });
-                differences(&within(path), before, now, names);
+                collect_differences(&child_name(path), before, now, names);
             }
         }
         _ => names.push(name.to_owned()),
@@ -139,7 +144,7 @@ fn are_routes(items: &[Json]) -> bool {
     items.iter().all(|item| item.get("upstream").is_some())
 }
 
-fn path(route: &Json) -> &str {
+fn route_path(route: &Json) -> &str {
     route.get("path").and_then(Json::as_str).unwrap_or(super::file::DEFAULT_PATH)
 }
 

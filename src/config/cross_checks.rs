@@ -23,7 +23,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 /// Checks the admin listener against the client listeners, and reads its token. `None` if the admin listener
 /// is off.
-pub(super) fn operators(
+pub(super) fn check_admin(
     written: SpannedValue<Option<AdminKeys>>,
     listen: &SpannedValue<Vec<SpannedValue<SocketAddr>>>,
     context: LoadContext<'_>,
@@ -33,7 +33,7 @@ pub(super) fn operators(
     let AdminKeys { listen, token, tls, has_tls } = written.value?;
     let has_token = !token.is_unset();
     let admin = admin::Config {
-        tokens: operator_token(token, context, s),
+        tokens: read_admin_token(token, context, s),
         tls,
         ..admin::Config::at_address(listen.value)
     };
@@ -46,7 +46,7 @@ pub(super) fn operators(
     if admin.is_exposed() {
         let address = listen.value;
         s.add_problem(
-            listen.place,
+            listen.span,
             format!(
                 "`admin` at {address} is reachable from other machines, which requires {missing}: write \
                  `admin: {{ listen: \"{address}\", token: {{ file: PATH }}, tls: {{ cert: PATH, key: PATH \
@@ -57,25 +57,25 @@ pub(super) fn operators(
     Some(admin)
 }
 
-fn operator_token(
+fn read_admin_token(
     written: Setting<SecretSource>,
     context: LoadContext<'_>,
     s: &mut SectionReader<'_, '_>,
 ) -> policy::TokenSet {
-    let Setting::Valid(SpannedValue { place, value: source }) = written else {
+    let Setting::Valid(SpannedValue { span, value: source }) = written else {
         return policy::TokenSet::default();
     };
-    match source.token(context) {
-        Ok(token) => policy::TokenSet::new([(OPERATOR.into(), token.expose().as_str())]),
+    match source.read_token(context) {
+        Ok(token) => policy::TokenSet::new([(ADMIN_TOKEN_NAME.into(), token.expose().as_str())]),
         Err(InvalidValue(message)) => {
-            s.add_problem(place, message);
+            s.add_problem(span, message);
             policy::TokenSet::default()
         }
     }
 }
 
 /// The name of the admin token.
-const OPERATOR: &str = "operator";
+const ADMIN_TOKEN_NAME: &str = "operator";
 
 fn check_listeners(
     listen: &SpannedValue<Vec<SpannedValue<SocketAddr>>>,
@@ -83,19 +83,22 @@ fn check_listeners(
     s: &mut SectionReader<'_, '_>,
 ) {
     if listen.value.is_empty() {
-        s.add_problem(listen.place, "`listen` is empty; add an address, or remove the key for the default");
+        s.add_problem(listen.span, "`listen` is empty; add an address, or remove the key for the default");
     }
     // Addresses with port 0 are never the same: each gets a port of its own.
-    let fixed = || listen.value.iter().filter(|address| address.value.port() != 0);
-    for again in repeated(fixed()) {
-        s.add_problem(again.place, format!("`{}` is listed twice; remove one of the two", again.value));
+    let with_port = || listen.value.iter().filter(|address| address.value.port() != 0);
+    for repeated_address in repeated(with_port()) {
+        s.add_problem(
+            repeated_address.span,
+            format!("`{}` is listed twice; remove one of the two", repeated_address.value),
+        );
     }
     if let Some(admin) = admin
-        && let Some(same) = fixed().find(|other| other.value == admin.value)
+        && let Some(same) = with_port().find(|other| other.value == admin.value)
     {
-        let (place, address) = (if admin.is_written() { admin.place } else { same.place }, admin.value);
+        let (span, address) = (if admin.is_written() { admin.span } else { same.span }, admin.value);
         s.add_problem(
-            place,
+            span,
             format!(
                 "`admin` and `listen` are both {address}; choose another port for one of them, or set `admin: off`"
             ),
@@ -104,13 +107,13 @@ fn check_listeners(
 }
 
 /// Checks the metrics listener against the other listeners. `None` if it is off.
-pub(super) fn metrics(
+pub(super) fn check_metrics(
     written: Setting<Option<SocketAddr>>,
     listen: &SpannedValue<Vec<SpannedValue<SocketAddr>>>,
     admin: &SpannedValue<Option<AdminKeys>>,
     s: &mut SectionReader<'_, '_>,
 ) -> Option<SocketAddr> {
-    let Setting::Valid(SpannedValue { place, value: Some(address) }) = written else { return None };
+    let Setting::Valid(SpannedValue { span, value: Some(address) }) = written else { return None };
     let admin = admin.value.as_ref().map(|admin| admin.listen.value);
     let listens = listen.value.iter().map(|at| at.value);
     let others = listens.map(|other| ("listen", other)).chain(admin.map(|admin| ("admin", admin)));
@@ -118,7 +121,7 @@ pub(super) fn metrics(
         // Addresses with port 0 are never the same: each gets a port of its own.
         if address.port() != 0 && other == address {
             s.add_problem(
-                place,
+                span,
                 format!("`metrics` and `{name}` are both {address}; choose another port for one of them"),
             );
         }
@@ -127,18 +130,18 @@ pub(super) fn metrics(
 }
 
 /// Checks that the path of health checks is not the path of a route. `None` if health checks are off.
-pub(super) fn health(
+pub(super) fn check_health_path(
     written: Setting<Option<String>>,
     routes: &Setting<Vec<SpannedValue<Route>>>,
     s: &mut SectionReader<'_, '_>,
 ) -> Option<Arc<str>> {
-    let Setting::Valid(SpannedValue { place, value: Some(path) }) = written else { return None };
+    let Setting::Valid(SpannedValue { span, value: Some(path) }) = written else { return None };
     if let Setting::Valid(SpannedValue { value: routes, .. }) = routes {
         let is_same = |route: &&str| policy::is_same_path(route, &path);
         let paths = routes.iter().filter_map(|route| route.value.path.as_ref());
         if let Some(route) = paths.map(|path| &*path.value).find(is_same) {
             s.add_problem(
-                place,
+                span,
                 format!(
                     "`health` is `{path}`, which is also the path of a route (`{route}`); choose another"
                 ),
@@ -150,30 +153,30 @@ pub(super) fn health(
 
 /// Returns the items that equal an earlier item.
 fn repeated<'a, T: PartialEq + 'a>(
-    all: impl Iterator<Item = &'a SpannedValue<T>>,
+    items: impl Iterator<Item = &'a SpannedValue<T>>,
 ) -> impl Iterator<Item = &'a SpannedValue<T>> {
-    let mut known = Vec::new();
-    all.filter(move |at| {
-        let again = known.contains(&&at.value);
-        known.push(&at.value);
-        again
+    let mut earlier = Vec::new();
+    items.filter(move |item| {
+        let is_repeated = earlier.contains(&&item.value);
+        earlier.push(&item.value);
+        is_repeated
     })
 }
 
 /// Returns the values without their positions. Reports repeated values with the message from `describe`.
 pub(super) fn reject_repeated<T: PartialEq>(
-    all: Vec<SpannedValue<T>>,
+    items: Vec<SpannedValue<T>>,
     s: &mut SectionReader<'_, '_>,
-    twice: impl Fn(&T) -> String,
+    describe: impl Fn(&T) -> String,
 ) -> Vec<T> {
-    for again in repeated(all.iter()) {
-        s.add_problem(again.place, twice(&again.value));
+    for item in repeated(items.iter()) {
+        s.add_problem(item.span, describe(&item.value));
     }
-    all.into_iter().map(|at| at.value).collect()
+    items.into_iter().map(|at| at.value).collect()
 }
 
 /// Reads the secret keys of `request_state`. Each invalid key is a problem of its own.
-pub(super) fn keys(
+pub(super) fn read_state_keys(
     written: Setting<Vec<SpannedValue<SecretSource>>>,
     context: LoadContext<'_>,
     s: &mut SectionReader<'_, '_>,
@@ -182,7 +185,7 @@ pub(super) fn keys(
         Setting::Valid(keys) => keys,
         Setting::Unset if s.is_written() => {
             s.add_problem(
-                s.place,
+                s.span,
                 "`request_state` has no `keys`; add them, as in `keys: [{ env: STATE_KEY }]`",
             );
             return Vec::new();
@@ -191,20 +194,20 @@ pub(super) fn keys(
     };
     if sources.value.is_empty() {
         s.add_problem(
-            sources.place,
+            sources.span,
             "`keys` is empty; add a key, or remove `request_state` to have one generated at start",
         );
     }
     let mut keys: Vec<SpannedValue<secret::SecretKey>> = Vec::new();
-    for SpannedValue { place, value: source } in sources.value {
-        match source.key(context) {
-            Err(InvalidValue(message)) => s.add_problem(place, message),
+    for SpannedValue { span, value: source } in sources.value {
+        match source.read_key(context) {
+            Err(InvalidValue(message)) => s.add_problem(span, message),
             Ok(key) => {
                 if let Some(first) = keys.iter().find(|first| first.value == key) {
-                    let line = line(first.place);
-                    s.add_problem(place, format!("this key is listed already{line}; remove one of the two"));
+                    let line = line_suffix(first.span);
+                    s.add_problem(span, format!("this key is listed already{line}; remove one of the two"));
                 }
-                keys.push(SpannedValue::new(place, key));
+                keys.push(SpannedValue::new(span, key));
             }
         }
     }
@@ -218,41 +221,41 @@ pub(super) fn private_key(
     context: LoadContext<'_>,
     s: &mut SectionReader<'_, '_>,
 ) -> Option<SpannedValue<PrivateKey>> {
-    let Setting::Valid(SpannedValue { place, value: source }) = written else { return None };
-    match source.private_key(context) {
-        Ok(key) => Some(SpannedValue::new(place, key)),
+    let Setting::Valid(SpannedValue { span, value: source }) = written else { return None };
+    match source.read_private_key(context) {
+        Ok(key) => Some(SpannedValue::new(span, key)),
         Err(InvalidValue(message)) => {
-            s.add_problem(place, message);
+            s.add_problem(span, message);
             None
         }
     }
 }
 
 /// Reads the tokens of clients. Each invalid token is a problem of its own.
-pub(super) fn tokens(
+pub(super) fn read_client_tokens(
     written: Setting<Vec<SpannedValue<TokenSource>>>,
     context: LoadContext<'_>,
     s: &mut SectionReader<'_, '_>,
 ) -> policy::TokenSet {
-    let Setting::Valid(SpannedValue { place, value: sources }) = written else {
+    let Setting::Valid(SpannedValue { span, value: sources }) = written else {
         return policy::TokenSet::default();
     };
     if sources.is_empty() {
-        s.add_problem(place, "`tokens` is empty; add a token, or remove the key if no token is required");
+        s.add_problem(span, "`tokens` is empty; add a token, or remove the key if no token is required");
     }
     let mut tokens: Vec<(SourceSpan, String, secret::SecretToken)> = Vec::new();
-    for SpannedValue { place, value: TokenSource { name, source } } in sources {
-        match source.token(context) {
-            Err(InvalidValue(message)) => s.add_problem(place, message),
+    for SpannedValue { span, value: TokenSource { name, source } } in sources {
+        match source.read_token(context) {
+            Err(InvalidValue(message)) => s.add_problem(span, message),
             Ok(token) => {
-                if let Some((first, ..)) = tokens.iter().find(|(.., known)| *known == token) {
-                    let line = line(*first);
+                if let Some((first, ..)) = tokens.iter().find(|(.., other)| *other == token) {
+                    let line = line_suffix(*first);
                     s.add_problem(
-                        place,
+                        span,
                         format!("this token is listed already{line}; give each client its own"),
                     );
                 }
-                tokens.push((place, name, token));
+                tokens.push((span, name, token));
             }
         }
     }
@@ -262,31 +265,31 @@ pub(super) fn tokens(
 }
 
 /// Returns the valid routes. Reports an empty list and repeated paths.
-pub(super) fn routes(
+pub(super) fn check_routes(
     written: Setting<Vec<SpannedValue<Route>>>,
     s: &mut SectionReader<'_, '_>,
 ) -> Vec<RouteConfig> {
-    let none = "no route; add one, as in `routes: [{ upstream: { url: \"http://…\" } }]`";
+    let no_routes = "no route; add one, as in `routes: [{ upstream: { url: \"http://…\" } }]`";
     let routes = match written {
-        Setting::Valid(SpannedValue { place, value }) => {
+        Setting::Valid(SpannedValue { span, value }) => {
             if value.is_empty() {
-                s.add_problem(place, none);
+                s.add_problem(span, no_routes);
             }
             value
         }
         Setting::Unset => {
-            s.add_problem(SourceSpan::Whole, none);
+            s.add_problem(SourceSpan::Whole, no_routes);
             return Vec::new();
         }
         Setting::Invalid => return Vec::new(),
     };
-    let mut known: Vec<&SpannedValue<String>> = Vec::new();
+    let mut earlier_paths: Vec<&SpannedValue<String>> = Vec::new();
     for path in routes.iter().filter_map(|route| route.value.path.as_ref()) {
-        if let Some(first) = known.iter().find(|other| other.value == path.value) {
-            let (path_, line) = (&path.value, line(first.place));
-            s.add_problem(path.place, format!("the path `{path_}` is already a route{line}; choose another"));
+        if let Some(first) = earlier_paths.iter().find(|other| other.value == path.value) {
+            let (path_, line) = (&path.value, line_suffix(first.span));
+            s.add_problem(path.span, format!("the path `{path_}` is already a route{line}; choose another"));
         }
-        known.push(path);
+        earlier_paths.push(path);
     }
     routes.into_iter().filter_map(|route| route.value.config).collect()
 }
@@ -298,7 +301,7 @@ pub(super) struct UpstreamKeys {
     /// The command, for a stdio server, with its settings.
     pub(super) command: Setting<upstream::ServerCommand>,
     /// The names of the written keys that apply to a command only.
-    pub(super) with_command: Vec<SpannedValue<&'static str>>,
+    pub(super) command_keys: Vec<SpannedValue<&'static str>>,
     /// Whether clients may share a server that cannot tell them apart.
     pub(super) shared: Setting<bool>,
     /// The values of the keys that apply to a URL only.
@@ -306,64 +309,64 @@ pub(super) struct UpstreamKeys {
 }
 
 /// Returns the server and its connection settings, if `upstream` is unambiguous and valid.
-pub(super) fn server(
+pub(super) fn check_server(
     written: Setting<UpstreamKeys>,
     is_exposed: bool,
     context: LoadContext<'_>,
     s: &mut SectionReader<'_, '_>,
 ) -> Option<(upstream::UpstreamTarget, upstream::Config)> {
-    let SpannedValue { place, value: UpstreamKeys { url, command, with_command, shared, http: reached } } =
+    let SpannedValue { span, value: UpstreamKeys { url, command, command_keys, shared, http: http_keys } } =
         match written {
             Setting::Valid(server) => server,
             Setting::Unset => {
-                s.add_problem(s.place, "the route has no `upstream`; add `upstream: { url: \"http://…\" }`");
+                s.add_problem(s.span, "the route has no `upstream`; add `upstream: { url: \"http://…\" }`");
                 return None;
             }
             Setting::Invalid => return None,
         };
     match (url, command) {
         (Setting::Unset, Setting::Unset) => {
-            s.add_problem(place, "`upstream` names no server; add a `url` or a `command`");
+            s.add_problem(span, "`upstream` names no server; add a `url` or a `command`");
             None
         }
         (Setting::Valid(_), Setting::Valid(command)) => {
-            s.add_problem(command.place, "`upstream` has both `url` and `command`; remove one of the two");
+            s.add_problem(command.span, "`upstream` has both `url` and `command`; remove one of the two");
             None
         }
         (Setting::Valid(url), Setting::Unset | Setting::Invalid) => {
-            for SpannedValue { place, value: key } in with_command {
+            for SpannedValue { span, value: key } in command_keys {
                 s.add_problem(
-                    place,
+                    span,
                     format!("`{key}` is for stdio servers (`command`), and this one has a `url`; remove it"),
                 );
             }
-            check_shared_url(&shared, &reached, is_exposed, s);
-            let config = reached.into_config(&url, context, s);
+            check_shared_url(&shared, &http_keys, is_exposed, s);
+            let config = http_keys.into_config(&url, context, s);
             Some((upstream::UpstreamTarget::Url(url.value), config))
         }
-        (Setting::Unset, Setting::Valid(SpannedValue { place, value: command })) => {
+        (Setting::Unset, Setting::Valid(SpannedValue { span, value: command })) => {
             if command.words.is_empty() {
-                s.add_problem(place, "`command` is empty; name the program first");
+                s.add_problem(span, "`command` is empty; name the program first");
                 return None;
             }
             if command.program().is_empty() {
-                s.add_problem(place, "the first item of `command` is empty; it must name the program (only arguments may be empty)");
+                s.add_problem(span, "the first item of `command` is empty; it must name the program (only arguments may be empty)");
                 return None;
             }
             if context.checks_files
                 && let Err(missing) = command.find()
             {
-                s.add_problem(place, missing.to_string());
+                s.add_problem(span, missing.to_string());
             }
-            for SpannedValue { place, value: key } in reached.keys() {
+            for SpannedValue { span, value: key } in http_keys.written_keys() {
                 let message =
                     format!("`{key}` is for servers with a `url`, and this one has a `command`; remove it");
-                s.add_problem(place, message);
+                s.add_problem(span, message);
             }
             if is_exposed && !shared.ok().unwrap_or(false) {
                 let message =
                     sharing_refusal("the stdio server cannot tell them apart", "it can do", " (`--shared`)");
-                s.add_problem(place, message);
+                s.add_problem(span, message);
             }
             Some((upstream::UpstreamTarget::Command(Box::new(command)), upstream::Config::default()))
         }
@@ -375,20 +378,20 @@ pub(super) fn server(
 /// to the server.
 fn check_shared_url(
     shared: &Setting<bool>,
-    reached: &upstream_http::HttpUpstreamKeys,
+    http_keys: &upstream_http::HttpUpstreamKeys,
     is_exposed: bool,
     s: &mut SectionReader<'_, '_>,
 ) {
-    match (reached.identity_header(), shared) {
+    match (http_keys.identity_header(), shared) {
         (Some(_), Setting::Valid(SpannedValue { value: true, .. })) | (Some(_), Setting::Invalid) => {}
-        (Some(SpannedValue { place, value: header }), Setting::Valid(_) | Setting::Unset) if is_exposed => {
-            let one = format!(
+        (Some(SpannedValue { span, value: header }), Setting::Valid(_) | Setting::Unset) if is_exposed => {
+            let reason = format!(
                 "the server cannot tell them apart, because `headers` sets the `{header}` of all requests"
             );
-            s.add_problem(place, sharing_refusal(&one, "it permits", ""));
+            s.add_problem(span, sharing_refusal(&reason, "it permits", ""));
         }
-        (None, Setting::Valid(SpannedValue { place, .. })) => s.add_problem(
-            *place,
+        (None, Setting::Valid(SpannedValue { span, .. })) => s.add_problem(
+            *span,
             "`shared` is for servers that cannot tell clients apart: stdio servers, and those that get \
              their `Authorization` from `headers`; remove it",
         ),
@@ -398,40 +401,41 @@ fn check_shared_url(
 
 /// Returns the problem message for a server that cannot tell clients apart, behind a listener that remote
 /// clients can reach. `can` says what each client can then do.
-fn sharing_refusal(one: &str, can: &str, flag: &str) -> String {
+fn sharing_refusal(reason: &str, can: &str, flag: &str) -> String {
     format!(
-        "clients on other machines can connect, and {one}: each of them can do whatever {can}; listen on \
+        "clients on other machines can connect, and {reason}: each of them can do whatever {can}; listen on \
          loopback, require tokens (`access.tokens`), or write `shared: true` under `upstream`{flag} if \
          this is intended"
     )
 }
 
 /// Returns the valid tool rules. Reports rules that can never match, because an earlier rule does.
-pub(super) fn tools(
+pub(super) fn check_tool_rules(
     written: Vec<SpannedValue<Option<SpannedValue<policy::ToolRule>>>>,
     s: &mut SectionReader<'_, '_>,
 ) -> Vec<policy::ToolRule> {
     let rules: Vec<_> = written.into_iter().filter_map(|rule| rule.value).collect();
     for (index, rule) in rules.iter().enumerate() {
         let earlier = &mut rules[..index].iter();
-        let Some(first) = earlier.find(|first| covers(&first.value.matches, &rule.value.matches)) else {
+        let Some(first) = earlier.find(|first| matches_all_of(&first.value.matches, &rule.value.matches))
+        else {
             continue;
         };
-        let (this, that) = (rule.value.matches.as_str(), first.value.matches.as_str());
-        let line = line(first.place);
-        let message = match this == that {
+        let (pattern, earlier_pattern) = (rule.value.matches.as_str(), first.value.matches.as_str());
+        let line = line_suffix(first.span);
+        let message = match pattern == earlier_pattern {
             true => {
                 format!(
-                    "there is a rule for `{this}` already{line}, and the first match wins; remove one of the two"
+                    "there is a rule for `{pattern}` already{line}, and the first match wins; remove one of the two"
                 )
             }
             false => {
                 format!(
-                    "this rule never applies, because `{that}`{line} matches all of `{this}`; put this one first"
+                    "this rule never applies, because `{earlier_pattern}`{line} matches all of `{pattern}`; put this one first"
                 )
             }
         };
-        s.add_problem(rule.place, message);
+        s.add_problem(rule.span, message);
     }
     rules.into_iter().map(|rule| rule.value).collect()
 }
@@ -441,50 +445,50 @@ pub(super) fn tools(
 /// A pattern of plain characters and `*` that matches the text of another pattern also matches whatever the
 /// wildcards of the other stand for, because only a `*` can match them. A `?` could match a `*` as a single
 /// character, so patterns with `?` are compared for equality only.
-fn covers(first: &policy::NamePattern, second: &policy::NamePattern) -> bool {
+fn matches_all_of(first: &policy::NamePattern, second: &policy::NamePattern) -> bool {
     first == second || (!first.as_str().contains('?') && first.matches(second.as_str()))
 }
 
 /// Reads `tasks.unsolicited`. Reports an empty list and repeated client matches.
-pub(super) fn unsolicited(
+pub(super) fn check_unsolicited(
     written: SpannedValue<UnsolicitedSetting>,
     s: &mut SectionReader<'_, '_>,
 ) -> policy::UnsolicitedTasks {
-    let signs = match written.value {
+    let matches = match written.value {
         UnsolicitedSetting::Never => return policy::UnsolicitedTasks::Never,
         UnsolicitedSetting::Always => return policy::UnsolicitedTasks::Always,
-        UnsolicitedSetting::Clients(signs) => signs,
+        UnsolicitedSetting::Clients(matches) => matches,
     };
-    if signs.is_empty() {
-        s.add_problem(written.place, "`unsolicited` is empty; add a client match, or write `never`");
+    if matches.is_empty() {
+        s.add_problem(written.span, "`unsolicited` is empty; add a client match, or write `never`");
     }
-    let mut known: Vec<&SpannedValue<policy::ClientMatch>> = Vec::new();
-    for sign in &signs {
-        if let Some(first) = known.iter().find(|first| first.value == sign.value) {
-            let line = line(first.place);
+    let mut earlier: Vec<&SpannedValue<policy::ClientMatch>> = Vec::new();
+    for client_match in &matches {
+        if let Some(first) = earlier.iter().find(|first| first.value == client_match.value) {
+            let line = line_suffix(first.span);
             s.add_problem(
-                sign.place,
+                client_match.span,
                 format!("this client match is listed already{line}; remove one of the two"),
             );
         }
-        known.push(sign);
+        earlier.push(client_match);
     }
-    policy::UnsolicitedTasks::Matching(signs.into_iter().map(|sign| sign.value).collect())
+    policy::UnsolicitedTasks::Matching(matches.into_iter().map(|client_match| client_match.value).collect())
 }
 
 /// The longest duration of a call of a route, and the key that sets it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallTimeLimit {
     pub(super) key: &'static str,
-    pub(super) time: Duration,
+    pub(super) limit: Duration,
 }
 
 impl CallTimeLimit {
     /// Returns the limit of a route: its own `timeout`, or else `timeouts.call`.
-    pub(super) fn of(of_route: Option<Duration>, timeouts: &TimeoutKeys) -> Self {
-        match of_route {
-            Some(time) => Self { key: "timeout", time },
-            None => Self { key: "timeouts.call", time: timeouts.upstream.call },
+    pub(super) fn for_route(route_timeout: Option<Duration>, timeouts: &TimeoutKeys) -> Self {
+        match route_timeout {
+            Some(limit) => Self { key: "timeout", limit },
+            None => Self { key: "timeouts.call", limit: timeouts.upstream.call },
         }
     }
 }
@@ -493,12 +497,12 @@ impl CallTimeLimit {
 /// with `deny`.
 pub(super) fn check_call_limits(
     rules: &[SpannedValue<Option<SpannedValue<policy::ToolRule>>>],
-    of_route: &policy::CallLimits,
+    route_limits: &policy::CallLimits,
     s: &mut SectionReader<'_, '_>,
 ) {
-    for SpannedValue { place, value: rule } in rules.iter().filter_map(|rule| rule.value.as_ref()) {
+    for SpannedValue { span, value: rule } in rules.iter().filter_map(|rule| rule.value.as_ref()) {
         let tools = rule.matches.as_str();
-        let mut doubt = |message: String| s.diagnostics.warnings.push(Problem::new(*place, message));
+        let mut warn = |message: String| s.diagnostics.warnings.push(Problem::new(*span, message));
         if rule.mode == Some(policy::Mode::Deny) {
             let is_pointless = rule.after.is_some()
                 || rule.timeout.is_some()
@@ -507,27 +511,29 @@ pub(super) fn check_call_limits(
                 || !rule.keys.is_empty()
                 || !rule.limits.is_empty();
             if is_pointless {
-                doubt(format!(
+                warn(format!(
                     "warning: calls of `{tools}` are refused (mode: deny), so the other keys of the rule have no effect"
                 ));
             }
             continue;
         }
-        let lower = |key: &str, of_tool: Option<usize>, of_route: Option<usize>| {
-            let (of_tool, of_route) = (of_tool?, of_route?);
-            (of_tool > of_route).then(|| {
+        let check_limit = |key: &str, tool_limit: Option<usize>, route_limit: Option<usize>| {
+            let (tool_limit, route_limit) = (tool_limit?, route_limit?);
+            (tool_limit > route_limit).then(|| {
                 format!(
-                    "warning: `{key}` ({of_tool}) of `{tools}` is never reached, because the route's \
-                     ({of_route}) applies to these calls as well; raise the route's, or lower this one"
+                    "warning: `{key}` ({tool_limit}) of `{tools}` is never reached, because the route's \
+                     ({route_limit}) applies to these calls as well; raise the route's, or lower this one"
                 )
             })
         };
         let limits = rule.limits;
-        let at_a_time = (limits.concurrency, of_route.concurrency);
-        let in_a_minute = (limits.calls_per_minute, of_route.calls_per_minute);
-        let size = |count: std::num::NonZeroU32| count.get() as usize;
-        lower("concurrency", at_a_time.0.map(usize::from), at_a_time.1.map(usize::from)).map(&mut doubt);
-        lower("calls_per_minute", in_a_minute.0.map(size), in_a_minute.1.map(size)).map(&mut doubt);
+        let concurrency = (limits.concurrency, route_limits.concurrency);
+        let per_minute = (limits.calls_per_minute, route_limits.calls_per_minute);
+        let to_usize = |count: std::num::NonZeroU32| count.get() as usize;
+        check_limit("concurrency", concurrency.0.map(usize::from), concurrency.1.map(usize::from))
+            .map(&mut warn);
+        check_limit("calls_per_minute", per_minute.0.map(to_usize), per_minute.1.map(to_usize))
+            .map(&mut warn);
     }
 }
 
@@ -536,7 +542,7 @@ pub(super) fn check_deadline(
     written: &SpannedValue<Option<Duration>>,
     defer: &policy::DeferPolicy,
     tools: &[policy::ToolRule],
-    CallTimeLimit { key, time: call }: CallTimeLimit,
+    CallTimeLimit { key, limit: call }: CallTimeLimit,
     s: &mut SectionReader<'_, '_>,
 ) {
     let (true, Some(deadline)) = (written.is_written(), written.value) else { return };
@@ -554,16 +560,16 @@ pub(super) fn check_deadline(
         ),
         () => return,
     };
-    s.add_problem(written.place, message);
+    s.add_problem(written.span, message);
 }
 
 /// Returns the ticket times of tool rules, with the positions of the rules.
-pub(super) fn tickets_of_tools(
+pub(super) fn tool_ticket_times(
     rules: &[SpannedValue<Option<SpannedValue<policy::ToolRule>>>],
 ) -> Vec<SpannedValue<Option<Duration>>> {
     let written = rules.iter().filter_map(|rule| rule.value.as_ref());
     let after = |rule: &SpannedValue<policy::ToolRule>| match rule.value.ticket {
-        TicketAfter::After(after) => Some(SpannedValue::new(rule.place, Some(after))),
+        TicketAfter::After(after) => Some(SpannedValue::new(rule.span, Some(after))),
         TicketAfter::Inherited | TicketAfter::Never => None,
     };
     written.filter_map(after).collect()
@@ -573,7 +579,7 @@ pub(super) fn tickets_of_tools(
 pub(super) fn check_ticket(
     written: &SpannedValue<Option<Duration>>,
     deadline: Option<Duration>,
-    CallTimeLimit { key, time: call }: CallTimeLimit,
+    CallTimeLimit { key, limit: call }: CallTimeLimit,
     s: &mut SectionReader<'_, '_>,
 ) {
     let Some(after) = written.value else { return };
@@ -587,7 +593,7 @@ pub(super) fn check_ticket(
             show_duration(after),
             show_duration(limit)
         );
-        s.add_problem(written.place, message);
+        s.add_problem(written.span, message);
     }
 }
 
@@ -602,21 +608,21 @@ fn longest_threshold(defer: &policy::DeferPolicy, tools: &[policy::ToolRule]) ->
 }
 
 /// Returns the memory limit of request bodies, `limits.body_memory`, which must hold at least one body.
-pub(super) fn body_memory(
+pub(super) fn check_body_memory(
     body_bytes: &SpannedValue<usize>,
     written: &SpannedValue<usize>,
     s: &mut SectionReader<'_, '_>,
 ) -> usize {
     // A large body may take seven eighths of the memory for bodies.
     let bytes = body_bytes.value;
-    let needed = bytes.saturating_add(bytes / 7).saturating_add(1);
-    let memory = if written.is_written() { written.value } else { written.value.max(needed) };
-    if memory < needed && bytes > front::SMALL_BODY || memory < bytes {
+    let required = bytes.saturating_add(bytes / 7).saturating_add(1);
+    let memory = if written.is_written() { written.value } else { written.value.max(required) };
+    if memory < required && bytes > front::SMALL_BODY || memory < bytes {
         s.add_problem(
-            written.place,
+            written.span,
             format!(
                 "a body of `body_bytes` ({}) does not fit into `body_memory` ({}); raise `body_memory` to \
-                 at least {needed}, or lower `body_bytes`",
+                 at least {required}, or lower `body_bytes`",
                 show_size(bytes),
                 show_size(memory)
             ),
@@ -627,17 +633,17 @@ pub(super) fn body_memory(
 
 /// Reports a shortest poll interval that is longer than the longest one.
 pub(super) fn check_poll_interval(
-    least: &SpannedValue<Duration>,
-    greatest: &SpannedValue<Duration>,
+    shortest: &SpannedValue<Duration>,
+    longest: &SpannedValue<Duration>,
     s: &mut SectionReader<'_, '_>,
 ) {
-    if least.value > greatest.value {
-        let place = if least.is_written() { least.place } else { greatest.place };
-        let (least, greatest) = (least.value, greatest.value);
+    if shortest.value > longest.value {
+        let span = if shortest.is_written() { shortest.span } else { longest.span };
+        let (shortest, longest) = (shortest.value, longest.value);
         s.add_problem(
-            place,
+            span,
             format!(
-                "`poll_interval_min` ({least:?}) is more than `poll_interval_max` ({greatest:?}); lower it"
+                "`poll_interval_min` ({shortest:?}) is more than `poll_interval_max` ({longest:?}); lower it"
             ),
         );
     }
@@ -649,23 +655,23 @@ const SHORT_RETENTION: Duration = Duration::from_secs(60);
 /// Warns of a retention that is too short for a client to fetch the result.
 pub(super) fn warn_short_retention(
     key: &str,
-    SpannedValue { place, value }: &SpannedValue<Duration>,
+    SpannedValue { span, value }: &SpannedValue<Duration>,
     s: &mut SectionReader<'_, '_>,
 ) {
     if *value >= SHORT_RETENTION {
         return;
     }
     let shown = show_duration(*value);
-    let kept = match *value < policy::MIN_RETENTION {
+    let effect = match *value < policy::MIN_RETENTION {
         true => format!("counts as {}", show_duration(policy::MIN_RETENTION)),
         false => "is short".to_owned(),
     };
     let message = format!(
-        "warning: `{key}` ({shown}) {kept}: the result of a task is removed that long after its end, \
+        "warning: `{key}` ({shown}) {effect}: the result of a task is removed that long after its end, \
          fetched or not; a client that disconnects for a moment, or polls less often than asked, never \
          gets it"
     );
-    s.diagnostics.warnings.push(Problem::new(*place, message));
+    s.diagnostics.warnings.push(Problem::new(*span, message));
 }
 
 /// Warns of an exposed route on which all clients without `Authorization` are one principal, because
@@ -677,13 +683,13 @@ pub(super) fn warn_single_principal(path: &str, s: &mut SectionReader<'_, '_>) {
          name the header that tells them apart, as in `principal: {{ header: X-Api-Key }}`, or write \
          `principal: authorization` if every client sends that"
     );
-    s.diagnostics.warnings.push(Problem::new(s.place, message));
+    s.diagnostics.warnings.push(Problem::new(s.span, message));
 }
 
 /// Formats the position of another setting for a message: ` (line 7)` for a position in the file, `
 /// (--listen)` for a flag, nothing without a position.
-pub(super) fn line(place: SourceSpan) -> String {
-    match place {
+pub(super) fn line_suffix(span: SourceSpan) -> String {
+    match span {
         SourceSpan::File { line, .. } => format!(" (line {line})"),
         SourceSpan::Flag(flag) => format!(" ({flag})"),
         SourceSpan::Whole => String::new(),

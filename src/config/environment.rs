@@ -22,12 +22,12 @@ pub(super) struct LoadContext<'a> {
 
 impl Environment {
     /// Takes a snapshot of the environment of this process.
-    pub fn of_process() -> Self {
+    pub fn from_process() -> Self {
         // Names that are not UTF-8 cannot occur in a configuration.
-        let named = |(name, value): (_, std::ffi::OsString)| {
+        let to_entry = |(name, value): (_, std::ffi::OsString)| {
             Some((std::ffi::OsString::into_string(name).ok()?, value.into_string().ok()))
         };
-        Self(env::vars_os().filter_map(named).collect())
+        Self(env::vars_os().filter_map(to_entry).collect())
     }
 
     /// Returns the names of all variables.
@@ -48,15 +48,15 @@ impl Environment {
     }
 
     /// Returns the value of a variable; `None` if it is not set or not valid UTF-8.
-    pub(super) fn text(&self, name: &str) -> Option<&str> {
+    pub(super) fn get_text(&self, name: &str) -> Option<&str> {
         self.0.get(name)?.as_deref()
     }
 }
 
 impl<'a> FromIterator<(&'a str, &'a str)> for Environment {
     fn from_iter<I: IntoIterator<Item = (&'a str, &'a str)>>(variables: I) -> Self {
-        let named = |(name, value): (&str, &str)| (name.to_owned(), Some(value.to_owned()));
-        Self(variables.into_iter().map(named).collect())
+        let to_entry = |(name, value): (&str, &str)| (name.to_owned(), Some(value.to_owned()));
+        Self(variables.into_iter().map(to_entry).collect())
     }
 }
 

@@ -12,12 +12,12 @@ use super::{
     SpannedValue, StoreConfig,
     cross_checks::{self, private_key},
     environment::LoadContext,
-    limits::{limits, timeouts},
-    operators::{self, operators},
-    route::route,
+    limits::{read_limits, read_timeouts},
+    operators::{self, admin_type},
+    route::read_route,
     secret,
     section::{SectionReader, Setting, list, mapping},
-    telemetry::{telemetry, traces},
+    telemetry::{check_traces, read_telemetry},
     value_types::{
         addresses, drain, key_location, key_source, log, or_off, required, store, string, text, token_source,
         url,
@@ -36,7 +36,7 @@ pub const DEFAULT_LISTEN: &str = "127.0.0.1:8808";
 pub const DEFAULT_PATH: &str = "/mcp";
 
 /// Reads the whole file: declares the keys of the top level, and converts their values.
-pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Config {
+pub(super) fn read_config_file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Config {
     let listen = s
         .key(
             "listen",
@@ -48,8 +48,8 @@ pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> C
         );
     let admin = s
         .key("admin", "Admin listen address; or a mapping that also sets a token and TLS; or `off`.")
-        .read_spanned_or(operators(context), Some(operators::AdminKeys::default()));
-    let scrape = s
+        .read_spanned_or(admin_type(context), Some(operators::AdminKeys::default()));
+    let metrics_setting = s
         .key(
             "metrics",
             "Listen address for Prometheus: serves `/metrics` over plain HTTP without a token, and \
@@ -57,10 +57,10 @@ pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> C
         )
         .with_default("off")
         .read(or_off(json!({ "type": "string", "examples": ["0.0.0.0:9464", "off"] }), values::admin));
-    let metrics = cross_checks::metrics(scrape, &listen, &admin, s);
-    let admin = cross_checks::operators(admin, &listen, context, s);
-    let limits = s.key("limits", "Resource limits.").read_section("`limits`", limits);
-    let timeouts = s.key("timeouts", "Timeouts.").read_section("`timeouts`", timeouts);
+    let metrics = cross_checks::check_metrics(metrics_setting, &listen, &admin, s);
+    let admin = cross_checks::check_admin(admin, &listen, context, s);
+    let limits = s.key("limits", "Resource limits.").read_section("`limits`", read_limits);
+    let timeouts = s.key("timeouts", "Timeouts.").read_section("`timeouts`", read_timeouts);
     let public_url = s
         .key(
             "public_url",
@@ -73,15 +73,17 @@ pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> C
         || listen.value.iter().any(|address| !address.value.ip().to_canonical().is_loopback());
     let access = s
         .key("access", "Access control for client requests: hosts, origins, tokens.")
-        .read_section("`access`", |s| access(s, context));
+        .read_section("`access`", |s| read_access(s, context));
     // A proxy that requires tokens does not count as exposed.
     let needs_token = access.needs_token;
     let is_exposed = is_exposed && !needs_token;
     let routes = s.key("routes", "Routes: paths of the proxy and the servers behind them.").read_required(
-        list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed, needs_token, context))))
-            .non_empty(),
+        list(mapping("a route", |s| {
+            Some(read_route(s, &limits, &timeouts, is_exposed, needs_token, context))
+        }))
+        .non_empty(),
     );
-    let telemetry = s.key("telemetry", "Export of traces.").read_section("`telemetry`", telemetry);
+    let telemetry = s.key("telemetry", "Export of traces.").read_section("`telemetry`", read_telemetry);
     let health = s
         .key(
             "health",
@@ -90,9 +92,10 @@ pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> C
         )
         .with_default("off")
         .read(or_off(json!({ "type": "string", "examples": ["/healthz", "off"] }), values::health));
-    let ready =
-        s.key("ready", "Conditions under which `/ready` responds with 200.").read_section("`ready`", ready);
-    let health = cross_checks::health(health, &routes, s);
+    let ready = s
+        .key("ready", "Conditions under which `/ready` responds with 200.")
+        .read_section("`ready`", read_ready);
+    let health = cross_checks::check_health_path(health, &routes, s);
     Config {
         admin,
         metrics,
@@ -107,7 +110,7 @@ pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> C
                  input responses. Default: a key generated at start, so states are valid for this process \
                  only, until it ends.",
             )
-            .read_section("`request_state`", |s| state_keys(s, context)),
+            .read_section("`request_state`", |s| read_state_keys(s, context)),
         connections: limits.connections,
         drain: s
             .key(
@@ -123,14 +126,14 @@ pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> C
             )
             .read_or(log(), LogConfig::default()),
         ready,
-        traces: traces(telemetry, context, s),
+        traces: check_traces(telemetry, context, s),
         settings: RedactedSettings::default(),
         warnings: ConfigWarnings::default(),
         files: ConfigFiles::default(),
-        routes: cross_checks::routes(routes, s),
+        routes: cross_checks::check_routes(routes, s),
         front: front::Config {
             listen: listen.value.into_iter().map(|address| address.value).collect(),
-            tls: s.key("tls", "TLS of the client listeners, which then serve HTTPS only. Default: plain HTTP.").read_section("`tls`", |s| tls(s, context)),
+            tls: s.key("tls", "TLS of the client listeners, which then serve HTTPS only. Default: plain HTTP.").read_section("`tls`", |s| read_tls(s, context)),
             access: access.access,
             tokens: access.tokens,
             limits: limits.front,
@@ -142,7 +145,7 @@ pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> C
 }
 
 /// Reads the certificate chain and private key of an HTTPS listener. `None` if they are absent or invalid.
-pub(super) fn tls(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<front::TlsPaths> {
+pub(super) fn read_tls(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<front::TlsPaths> {
     let cert = s
         .key("cert", "PEM file of the certificate chain, the server's own certificate first.")
         .read_required(text());
@@ -150,24 +153,24 @@ pub(super) fn tls(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Op
     let key = key.read_required(key_location());
     for (key, unset) in [("cert", cert.is_unset()), ("key", key.is_unset())] {
         if unset && s.is_written() {
-            s.add_problem(s.place, format!("`tls` has no `{key}`; name a PEM file"));
+            s.add_problem(s.span, format!("`tls` has no `{key}`; name a PEM file"));
         }
     }
     let (Setting::Valid(cert), Some(key)) = (cert, private_key(key, context, s)) else { return None };
-    let LoadContext { folder, checks_files: look, .. } = context;
+    let LoadContext { folder, checks_files, .. } = context;
     let paths = front::TlsPaths { cert: folder.join(cert.value), key: key.value };
-    if look && let Err(error) = paths.check() {
-        let place = match &error {
-            front::TlsError::Cert { .. } | front::TlsError::NoCert { .. } => cert.place,
-            front::TlsError::Key { .. } => key.place,
-            front::TlsError::Pair { .. } => s.place,
+    if checks_files && let Err(error) = paths.check() {
+        let span = match &error {
+            front::TlsError::Cert { .. } | front::TlsError::NoCert { .. } => cert.span,
+            front::TlsError::Key { .. } => key.span,
+            front::TlsError::Pair { .. } => s.span,
         };
-        s.add_problem(place, error.to_string());
+        s.add_problem(span, error.to_string());
     }
     Some(paths)
 }
 
-fn ready(s: &mut SectionReader<'_, '_>) -> ReadinessConfig {
+fn read_ready(s: &mut SectionReader<'_, '_>) -> ReadinessConfig {
     let upstream = s.key(
         "upstream",
         "`required`: `/ready` responds with 503 while the server of a route is known to be unreachable; a \
@@ -177,7 +180,7 @@ fn ready(s: &mut SectionReader<'_, '_>) -> ReadinessConfig {
     ReadinessConfig { needs_servers: upstream.read_or(required(), false) }
 }
 
-fn state_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Vec<secret::SecretKey> {
+fn read_state_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Vec<secret::SecretKey> {
     let keys = s
         .key(
             "keys",
@@ -186,7 +189,7 @@ fn state_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Vec<se
              need the same keys.",
         )
         .read_required(list(key_source()).non_empty());
-    cross_checks::keys(keys, context, s)
+    cross_checks::read_state_keys(keys, context, s)
 }
 
 /// The values of the keys of `access`.
@@ -198,12 +201,12 @@ struct AccessKeys {
 }
 
 /// Reads `access`. `localhost` and IP addresses are always allowed hosts.
-fn access(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> AccessKeys {
+fn read_access(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> AccessKeys {
     let hosts = s.key("hosts", "Host names that clients may use, or `*` for any. Requests with another `Host` get 403 (protection against DNS rebinding). `localhost` and IP addresses are always allowed.");
     let hosts = hosts.read_list(string(values::host));
     let origins = s.key("origins", "Origins of web pages that may send requests, in addition to those of the hosts, or `*` for any. Other origins get 403.");
     let origins = origins.read_list(string(values::origin));
-    let plain = |list: Vec<SpannedValue<String>>| list.into_iter().map(|at| at.value).collect();
+    let without_spans = |list: Vec<SpannedValue<String>>| list.into_iter().map(|at| at.value).collect();
     let tokens = s
         .key(
             "tokens",
@@ -213,8 +216,8 @@ fn access(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> AccessKeys
         )
         .read(list(token_source()).non_empty());
     AccessKeys {
-        access: AccessPolicy { hosts: plain(hosts), origins: plain(origins) },
+        access: AccessPolicy { hosts: without_spans(hosts), origins: without_spans(origins) },
         needs_token: !tokens.is_unset(),
-        tokens: cross_checks::tokens(tokens, context, s),
+        tokens: cross_checks::read_client_tokens(tokens, context, s),
     }
 }

@@ -1,6 +1,6 @@
 //! Suggestions for unknown keys: the key that was probably meant, by its full path.
 
-use super::problem::nearest;
+use super::problem::find_similar;
 use serde_json::Value as Json;
 
 /// Names that other programs use, the paths of the equivalent keys here (most likely first), and a note on
@@ -128,41 +128,41 @@ const ALIASES: &[KeyAlias] = &[
 ];
 
 /// Suggests a fix for the unknown `key` of the section at `path`; `known` are the keys of that section.
-pub(super) fn remedy(key: &str, path: &str, known: &[&str]) -> String {
-    let inner = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+pub(super) fn suggest_fix(key: &str, path: &str, known: &[&str]) -> String {
+    let path_of = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     let word = snake_case(key);
-    if let Some(near) = nearest(&word, known.iter().copied()) {
-        return format!("did you mean `{}`?", inner(near));
+    if let Some(near) = find_similar(&word, known.iter().copied()) {
+        return format!("did you mean `{}`?", path_of(near));
     }
     let aliases = ALIASES.iter().filter(|(words, ..)| words.contains(&&*word));
-    let alias = |is_here: bool| {
+    let find_alias = |only_in_section: bool| {
         aliases.clone().find_map(|(_, paths, note)| {
-            let here = paths.iter().find(|at| parent(at) == path);
-            let path = if is_here { here? } else { paths.first()? };
+            let in_section = paths.iter().find(|at| parent_path(at) == path);
+            let path = if only_in_section { in_section? } else { paths.first()? };
             Some(format!("use `{path}`{note}"))
         })
     };
-    if let Some(remedy) = alias(true) {
+    if let Some(remedy) = find_alias(true) {
         return remedy;
     }
-    let all = all_paths();
-    let mut same: Vec<&String> = all.iter().filter(|at| last(at) == word).collect();
-    same.sort_by_key(|at| distance(at, path));
-    same.truncate(2);
-    if !same.is_empty() {
-        let paths: Vec<_> = same.iter().map(|at| format!("`{at}`")).collect();
+    let all = all_key_paths();
+    let mut same_name: Vec<&String> = all.iter().filter(|at| last_segment(at) == word).collect();
+    same_name.sort_by_key(|at| distance(at, path));
+    same_name.truncate(2);
+    if !same_name.is_empty() {
+        let paths: Vec<_> = same_name.iter().map(|at| format!("`{at}`")).collect();
         return format!("it belongs at {}", paths.join(" or "));
     }
-    if let Some(remedy) = alias(false) {
+    if let Some(remedy) = find_alias(false) {
         return remedy;
     }
     if matches!(&*word, "workers" | "threads" | "worker_processes" | "worker_threads") {
         return "threads are set by the environment variable `TOKIO_WORKER_THREADS`".to_owned();
     }
-    if let Some(near) = nearest(&word, all.iter().map(|at| last(at))) {
-        let mut meant: Vec<&String> = all.iter().filter(|at| last(at) == near).collect();
-        meant.sort_by_key(|at| distance(at, path));
-        return format!("did you mean `{}`?", meant[0]);
+    if let Some(near) = find_similar(&word, all.iter().map(|at| last_segment(at))) {
+        let mut candidates: Vec<&String> = all.iter().filter(|at| last_segment(at) == near).collect();
+        candidates.sort_by_key(|at| distance(at, path));
+        return format!("did you mean `{}`?", candidates[0]);
     }
     format!("there are {}", known.join(", "))
 }
@@ -192,17 +192,17 @@ fn snake_case(key: &str) -> String {
 }
 
 /// Returns the name of the key at a path, its last segment.
-fn last(path: &str) -> &str {
-    let last = path.rsplit('.').next().unwrap_or(path);
-    last.strip_suffix("[]").unwrap_or(last)
+fn last_segment(path: &str) -> &str {
+    let segment = path.rsplit('.').next().unwrap_or(path);
+    segment.strip_suffix("[]").unwrap_or(segment)
 }
 
-fn parent(path: &str) -> &str {
+fn parent_path(path: &str) -> &str {
     path.rsplit_once('.').map_or("", |(parent, _)| parent)
 }
 
 /// Returns the paths of all keys, as in `routes[].defer.after`.
-fn all_paths() -> Vec<String> {
+fn all_key_paths() -> Vec<String> {
     fn collect(schema: &Json, path: &str, all: &mut Vec<String>) {
         if let Some(properties) = schema["properties"].as_object() {
             for (name, schema) in properties {
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn every_suggested_key_exists() {
-        let all = all_paths();
+        let all = all_key_paths();
         for (words, paths, _) in ALIASES {
             for path in *paths {
                 assert!(all.iter().any(|known| known == path), "{path}, for {words:?}");
@@ -242,9 +242,10 @@ mod tests {
     #[test]
     fn the_intended_key_is_suggested_with_its_path() {
         let here = |key: &str, path: &str| {
-            let all = all_paths();
-            let known: Vec<_> = all.iter().filter(|at| parent(at) == path).map(|at| last(at)).collect();
-            remedy(key, path, &known)
+            let all = all_key_paths();
+            let known: Vec<_> =
+                all.iter().filter(|at| parent_path(at) == path).map(|at| last_segment(at)).collect();
+            suggest_fix(key, path, &known)
         };
         for (key, path, wanted) in [
             ("lisen", "", "did you mean `listen`?"),

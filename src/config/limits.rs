@@ -29,7 +29,7 @@ pub(super) struct TimeoutKeys {
 }
 
 /// Reads `limits`.
-pub(super) fn limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
+pub(super) fn read_limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
     let defaults = front::ClientLimits::default();
     let body_bytes = s
         .key("body_bytes", "Bytes of a request body. A larger one gets 413.")
@@ -56,7 +56,7 @@ pub(super) fn limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
         )
         .read_spanned_or(count(1), upstream::CONNECTIONS);
     let front = front::ClientLimits {
-        body_memory: cross_checks::body_memory(&body_bytes, &body_memory, s),
+        body_memory: cross_checks::check_body_memory(&body_bytes, &body_memory, s),
         body_bytes: body_bytes.value,
         // The buffer of the HTTP parser is never smaller.
         header_bytes: s
@@ -85,12 +85,13 @@ pub(super) fn limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
     };
     let connections =
         ConnectionLimits { clients: clients.explicit().copied(), servers: servers.explicit().copied() };
-    LimitKeys { front, upstream: upstream_limits(s), quotas: quotas(s), connections }
+    LimitKeys { front, upstream: read_upstream_limits(s), quotas: read_quotas(s), connections }
 }
 
-fn upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimits {
+fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimits {
     let defaults = upstream::UpstreamLimits::default();
-    let mut number = |name, about, least, default| s.key(name, about).read_or(count(least), default);
+    let mut number =
+        |name, description, minimum, default| s.key(name, description).read_or(count(minimum), default);
     upstream::UpstreamLimits {
         sessions: number(
             "sessions",
@@ -151,18 +152,18 @@ fn upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimits {
     }
 }
 
-fn quotas(s: &mut SectionReader<'_, '_>) -> TaskQuotas {
+fn read_quotas(s: &mut SectionReader<'_, '_>) -> TaskQuotas {
     let defaults = TaskQuotas::default();
-    let least = s
+    let shortest = s
         .key(
             "poll_interval_min",
             "Shortest `pollIntervalMs` of a task: how often its client is asked to poll.",
         )
         .read_spanned_or(positive_duration(), defaults.poll_interval.0);
-    let greatest = s
+    let longest = s
         .key("poll_interval_max", "Longest `pollIntervalMs` of a task.")
         .read_spanned_or(positive_duration(), defaults.poll_interval.1);
-    cross_checks::check_poll_interval(&least, &greatest, s);
+    cross_checks::check_poll_interval(&shortest, &longest, s);
     TaskQuotas {
         tasks: s.key("tasks", "Tasks in total. Beyond it calls stay synchronous.").read_or(count(0), defaults.tasks),
         tasks_per_principal: s
@@ -196,15 +197,16 @@ fn quotas(s: &mut SectionReader<'_, '_>) -> TaskQuotas {
         listens_per_principal: s
             .key("listens_per_principal", "Open `subscriptions/listen` streams of one principal. Beyond it: `-31006`.")
             .read_or(count(0), defaults.listens_per_principal),
-        poll_interval: (least.value, greatest.value),
+        poll_interval: (shortest.value, longest.value),
     }
 }
 
 /// Reads `timeouts`.
-pub(super) fn timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
+pub(super) fn read_timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
     let front = front::ClientTimeouts::default();
     let upstream = upstream::UpstreamTimeouts::default();
-    let mut time = |name, about, default| s.key(name, about).read_or(positive_duration(), default);
+    let mut time =
+        |name, description, default| s.key(name, description).read_or(positive_duration(), default);
     TimeoutKeys {
         upstream: upstream::UpstreamTimeouts {
             connect: time(

@@ -11,23 +11,25 @@ use super::{
 use std::fmt::Write;
 
 /// Keys under which MCP hosts list their servers.
-const KEYS: [&str; 4] = ["mcpServers", "servers", "mcp_servers", "context_servers"];
+const SERVER_LIST_KEYS: [&str; 4] = ["mcpServers", "servers", "mcp_servers", "context_servers"];
 
 /// Returns the problem to report for the configuration file of an MCP host; `None` for any other file.
-pub(super) fn problem(file: &Node) -> Option<Problem> {
-    let entries = entries(file)?;
-    let is_ours = entries.iter().any(|entry| entry.key == "routes");
-    let named = |entries: &[MapEntry]| entries.iter().position(|entry| KEYS.contains(&&*entry.key));
+pub(super) fn host_file_problem(file: &Node) -> Option<Problem> {
+    let entries = map_entries(file)?;
+    let has_routes = entries.iter().any(|entry| entry.key == "routes");
+    let find_list =
+        |entries: &[MapEntry]| entries.iter().position(|entry| SERVER_LIST_KEYS.contains(&&*entry.key));
     // The settings of VS Code have the servers one level deeper.
-    let within = entries.iter().find(|entry| entry.key == "mcp").and_then(|mcp| self::entries(&mcp.node));
-    let (entries, at) = match (named(entries), within.and_then(|within| Some((within, named(within)?)))) {
-        (Some(at), _) => (entries, at),
-        (None, Some(within)) => within,
-        (None, None) => return None,
-    };
-    let MapEntry { key, key_place, node } = &entries[at];
-    let servers: Vec<_> = self::entries(node)?.iter().filter(|server| is_server(&server.node)).collect();
-    if servers.is_empty() || is_ours {
+    let mcp_entries = entries.iter().find(|entry| entry.key == "mcp").and_then(|mcp| map_entries(&mcp.node));
+    let (entries, at) =
+        match (find_list(entries), mcp_entries.and_then(|within| Some((within, find_list(within)?)))) {
+            (Some(at), _) => (entries, at),
+            (None, Some(within)) => within,
+            (None, None) => return None,
+        };
+    let MapEntry { key, key_span, node } = &entries[at];
+    let servers: Vec<_> = map_entries(node)?.iter().filter(|server| is_server(&server.node)).collect();
+    if servers.is_empty() || has_routes {
         return None;
     }
     let message = format!(
@@ -35,130 +37,134 @@ pub(super) fn problem(file: &Node) -> Option<Problem> {
          values of variables and headers read from the environment:\n\n{}",
         routes_yaml(&servers)
     );
-    Some(Problem::new(*key_place, message))
+    Some(Problem::new(*key_span, message))
 }
 
 /// Like [`host_file_problem`], for JSON with comments, which editors accept but which is not YAML.
-pub(super) fn problem_in_text(text: &str) -> Option<Problem> {
+pub(super) fn host_text_problem(text: &str) -> Option<Problem> {
     if !text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '/']) {
         return None;
     }
-    let plain = without_comments(text);
+    let plain = strip_comments(text);
     if plain == text {
         return None;
     }
-    problem(&yaml::parse(&plain, &mut Vec::new())?)
+    host_file_problem(&yaml::parse(&plain, &mut Vec::new())?)
 }
 
-fn entries(node: &Node) -> Option<&[MapEntry]> {
+fn map_entries(node: &Node) -> Option<&[MapEntry]> {
     let NodeValue::Map(entries) = &node.value else { return None };
     Some(entries)
 }
 
-fn get<'n>(node: &'n Node, keys: &[&str]) -> Option<&'n Node> {
-    let entries = entries(node)?;
+fn get_any<'n>(node: &'n Node, keys: &[&str]) -> Option<&'n Node> {
+    let entries = map_entries(node)?;
     keys.iter().find_map(|key| entries.iter().find(|entry| entry.key == *key)).map(|entry| &entry.node)
 }
 
-fn text<'n>(node: &'n Node, keys: &[&str]) -> Option<&'n str> {
-    get(node, keys)?.characters()
+fn get_any_text<'n>(node: &'n Node, keys: &[&str]) -> Option<&'n str> {
+    get_any(node, keys)?.scalar_text()
 }
 
 /// Keys of a server's URL; Windsurf and Gemini CLI use names of their own.
-const URLS: [&str; 4] = ["url", "serverUrl", "httpUrl", "endpoint"];
+const URL_KEYS: [&str; 4] = ["url", "serverUrl", "httpUrl", "endpoint"];
 
 fn is_server(node: &Node) -> bool {
-    get(node, &["command"]).is_some() || get(node, &URLS).is_some()
+    get_any(node, &["command"]).is_some() || get_any(node, &URL_KEYS).is_some()
 }
 
 /// Returns the equivalent routes as YAML.
 fn routes_yaml(servers: &[&MapEntry]) -> String {
     let mut yaml = String::from("routes:\n");
     for server in servers {
-        let is_alone = servers.len() == 1;
-        let path = if is_alone { "/mcp".to_owned() } else { format!("/{}", slug(&server.key)) };
+        let is_single = servers.len() == 1;
+        let path = if is_single { "/mcp".to_owned() } else { format!("/{}", to_path_segment(&server.key)) };
         write_route(&mut yaml, &path, server).expect("a string takes everything");
     }
     yaml
 }
 
 fn write_route(yaml: &mut String, path: &str, MapEntry { key, node, .. }: &MapEntry) -> std::fmt::Result {
-    if text(node, &["disabled"]) == Some("true") {
-        writeln!(yaml, "  # {} is disabled in the host's file", slug(key))?;
+    if get_any_text(node, &["disabled"]) == Some("true") {
+        writeln!(yaml, "  # {} is disabled in the host's file", to_path_segment(key))?;
     }
-    if matches!(text(node, &["type", "transport"]), Some("sse")) {
-        writeln!(yaml, "  # {} uses HTTP+SSE there; deferral needs its Streamable HTTP endpoint", slug(key))?;
+    if matches!(get_any_text(node, &["type", "transport"]), Some("sse")) {
+        writeln!(
+            yaml,
+            "  # {} uses HTTP+SSE there; deferral needs its Streamable HTTP endpoint",
+            to_path_segment(key)
+        )?;
     }
     writeln!(yaml, "  - path: {path}\n    upstream:")?;
-    if let Some(url) = text(node, &URLS) {
-        writeln!(yaml, "      url: {}", quoted(url))?;
-        let headers = get(node, &["headers"]).and_then(entries).unwrap_or_default();
+    if let Some(url) = get_any_text(node, &URL_KEYS) {
+        writeln!(yaml, "      url: {}", quote_yaml(url))?;
+        let headers = get_any(node, &["headers"]).and_then(map_entries).unwrap_or_default();
         if !headers.is_empty() {
             writeln!(yaml, "      headers:")?;
         }
         for MapEntry { key: name, .. } in headers {
-            let variable = variable(&format!("{}_{name}", slug(key)));
-            writeln!(yaml, "        {}: {{ env: {variable} }}", quoted(name))?;
+            let variable = to_variable_name(&format!("{}_{name}", to_path_segment(key)));
+            writeln!(yaml, "        {}: {{ env: {variable} }}", quote_yaml(name))?;
         }
         return Ok(());
     }
-    let command = get(node, &["command"]);
+    let command = get_any(node, &["command"]);
     // In a file of Zed, `command` is a mapping with `path`.
-    let command = command.and_then(|command| get(command, &["path"])).or(command);
+    let command = command.and_then(|command| get_any(command, &["path"])).or(command);
     let words = |node: &Node| match &node.value {
-        NodeValue::List(items) => items.iter().filter_map(Node::characters).map(quoted).collect(),
-        NodeValue::Scalar { text, .. } => vec![quoted(text)],
+        NodeValue::List(items) => items.iter().filter_map(Node::scalar_text).map(quote_yaml).collect(),
+        NodeValue::Scalar { text, .. } => vec![quote_yaml(text)],
         NodeValue::Map(_) => Vec::new(),
     };
     let mut all: Vec<String> = command.map(words).unwrap_or_default();
-    all.extend(get(node, &["args"]).map(words).unwrap_or_default());
+    all.extend(get_any(node, &["args"]).map(words).unwrap_or_default());
     writeln!(yaml, "      command: [{}]", all.join(", "))?;
-    if let Some(folder) = text(node, &["cwd"]) {
-        writeln!(yaml, "      cwd: {}", quoted(folder))?;
+    if let Some(folder) = get_any_text(node, &["cwd"]) {
+        writeln!(yaml, "      cwd: {}", quote_yaml(folder))?;
     }
-    let variables = get(node, &["env"]).and_then(entries).unwrap_or_default();
+    let variables = get_any(node, &["env"]).and_then(map_entries).unwrap_or_default();
     if !variables.is_empty() {
         writeln!(yaml, "      env:")?;
     }
     for MapEntry { key: name, .. } in variables {
-        writeln!(yaml, "        {}: {{ env: {} }}", quoted(name), variable(name))?;
+        writeln!(yaml, "        {}: {{ env: {} }}", quote_yaml(name), to_variable_name(name))?;
     }
     Ok(())
 }
 
 /// Returns a quoted YAML string, with variables of VS Code converted to `${NAME}`.
-fn quoted(text: &str) -> String {
-    let mut ours = String::new();
+fn quote_yaml(text: &str) -> String {
+    let mut converted = String::new();
     let mut rest = text;
     while let Some((before, behind)) = rest.split_once("${") {
-        ours.push_str(before);
+        converted.push_str(before);
         let Some((name, after)) = behind.split_once('}') else {
-            ours.push_str("$${");
+            converted.push_str("$${");
             rest = behind;
             continue;
         };
         match name.split_once(':') {
             Some(("env" | "input", name)) => {
-                let _ = write!(ours, "${{{}}}", variable(name));
+                let _ = write!(converted, "${{{}}}", to_variable_name(name));
             }
             None if !name.is_empty()
                 && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_') =>
             {
-                let _ = write!(ours, "${{{name}}}");
+                let _ = write!(converted, "${{{name}}}");
             }
             // Placeholders that only the host can resolve stay literal.
             _ => {
-                let _ = write!(ours, "$${{{name}}}");
+                let _ = write!(converted, "$${{{name}}}");
             }
         }
         rest = after;
     }
-    ours.push_str(rest);
-    serde_json::to_string(&ours).expect("a string is written to memory")
+    converted.push_str(rest);
+    serde_json::to_string(&converted).expect("a string is written to memory")
 }
 
 /// Converts a name to the name of an environment variable.
-fn variable(name: &str) -> String {
+fn to_variable_name(name: &str) -> String {
     let word = |byte: char| if byte.is_ascii_alphanumeric() { byte.to_ascii_uppercase() } else { '_' };
     let name: String = name.chars().map(word).collect();
     match name.starts_with(|first: char| first.is_ascii_digit()) || name.is_empty() {
@@ -168,7 +174,7 @@ fn variable(name: &str) -> String {
 }
 
 /// Converts a name to a path segment.
-fn slug(name: &str) -> String {
+fn to_path_segment(name: &str) -> String {
     let part = |byte: char| match byte {
         byte if byte.is_ascii_alphanumeric() || matches!(byte, '-' | '_' | '.') => byte.to_ascii_lowercase(),
         _ => '-',
@@ -178,7 +184,7 @@ fn slug(name: &str) -> String {
 }
 
 /// Removes `//` and `/* */` comments outside of strings, and keeps line numbers.
-fn without_comments(text: &str) -> String {
+fn strip_comments(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut characters = text.chars().peekable();
     let mut in_string = false;
@@ -281,6 +287,6 @@ mod tests {
     #[test]
     fn comments_are_removed_from_json_but_not_from_strings() {
         let text = "{ \"a\": \"http://x/*y*/\\\"//\", // z\n \"b\": 1 /* \n ** */ }";
-        assert_eq!(without_comments(text), "{ \"a\": \"http://x/*y*/\\\"//\", \n \"b\": 1 \n }");
+        assert_eq!(strip_comments(text), "{ \"a\": \"http://x/*y*/\\\"//\", \n \"b\": 1 \n }");
     }
 }

@@ -37,7 +37,7 @@ mod yaml;
 pub use config_files::ConfigFiles;
 use config_files::NamedFile;
 pub use environment::Environment;
-pub use problem::{Problem, Problems, SourceSpan, SpannedValue, nearest};
+pub use problem::{Problem, Problems, SourceSpan, SpannedValue, find_similar};
 pub use settings::RedactedSettings;
 pub use yaml::Node;
 
@@ -60,7 +60,7 @@ use std::{
 use variables::VariableValues;
 
 /// Maximum size of a configuration file, in bytes.
-const MAX_FILE: u64 = 4 << 20;
+const MAX_FILE_BYTES: u64 = 4 << 20;
 /// The path that stands for standard input.
 const STDIN: &str = "-";
 
@@ -194,9 +194,9 @@ pub enum LogFormat {
 
 /// Returns the JSON Schema (2020-12) of the configuration file, without references.
 pub fn schema() -> serde_json::Value {
-    let nowhere = Environment::default();
-    let context = LoadContext { folder: Path::new(""), checks_files: false, environment: &nowhere };
-    let mut schema = section::schema(TOP_LEVEL, |s| file::file(s, context));
+    let environment = Environment::default();
+    let context = LoadContext { folder: Path::new(""), checks_files: false, environment: &environment };
+    let mut schema = section::schema(TOP_LEVEL, |s| file::read_config_file(s, context));
     schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
     schema["title"] = json!("deferral");
     schema["description"] = json!("Configuration of deferral, a reverse proxy for MCP servers.");
@@ -235,17 +235,17 @@ pub fn load_with(
 fn load_overlaid(
     path: Option<&Path>,
     overlay: impl FnOnce(&mut Node, &mut Vec<Problem>),
-    look: bool,
+    checks_files: bool,
 ) -> Result<(Config, Option<Problems>), Problems> {
-    let environment = Environment::of_process();
-    let Some(path) = path else { return parse_overlaid(None, None, overlay, look, &environment) };
+    let environment = Environment::from_process();
+    let Some(path) = path else { return parse_overlaid(None, None, overlay, checks_files, &environment) };
     let name = display_path(path).to_owned();
-    let read = if path == Path::new(STDIN) { read_all(std::io::stdin()) } else { read_file(path) };
-    let text = match read {
+    let content = if path == Path::new(STDIN) { read_all(std::io::stdin()) } else { read_file(path) };
+    let text = match content {
         Ok(text) => text,
-        Err(message) => return Err(Problems::one(Some(name), Problem::new(SourceSpan::Whole, message))),
+        Err(message) => return Err(Problems::single(Some(name), Problem::new(SourceSpan::Whole, message))),
     };
-    parse_overlaid(Some(name), Some(&text), overlay, look, &environment)
+    parse_overlaid(Some(name), Some(&text), overlay, checks_files, &environment)
 }
 
 /// Returns the name of a configuration file for messages: `<stdin>` for `-`.
@@ -259,7 +259,7 @@ pub fn display_path(path: &Path) -> &Path {
 /// # Errors
 /// All problems of the text.
 pub fn parse(path: &Path, text: &str) -> Result<Config, Problems> {
-    Ok(parse_overlaid(Some(path.to_owned()), Some(text), |_, _| {}, false, &Environment::of_process())?.0)
+    Ok(parse_overlaid(Some(path.to_owned()), Some(text), |_, _| {}, false, &Environment::from_process())?.0)
 }
 
 /// Checks a configuration in a text, as [`check`] does with a file, and with the given environment variables.
@@ -278,50 +278,54 @@ fn parse_overlaid(
     path: Option<PathBuf>,
     text: Option<&str>,
     overlay: impl FnOnce(&mut Node, &mut Vec<Problem>),
-    look: bool,
+    checks_files: bool,
     environment: &Environment,
 ) -> Result<(Config, Option<Problems>), Problems> {
-    let mut report = DiagnosticSink::default();
-    let read = match text {
-        Some(text) => yaml::parse(text, &mut report.problems),
-        None => Some(Node::map(SourceSpan::Whole)),
+    let mut diagnostics = DiagnosticSink::default();
+    let tree = match text {
+        Some(text) => yaml::parse(text, &mut diagnostics.problems),
+        None => Some(Node::empty_map(SourceSpan::Whole)),
     };
     // The files of MCP hosts are recognised before other problems are reported: YAML would read JSON comments
     // as parts of keys.
-    let of_host = read.as_ref().and_then(mcp_servers::problem);
-    if let Some(problem) = of_host.or_else(|| text.and_then(mcp_servers::problem_in_text)) {
-        return Err(Problems::one(path, problem));
+    let host_problem = tree.as_ref().and_then(mcp_servers::host_file_problem);
+    if let Some(problem) = host_problem.or_else(|| text.and_then(mcp_servers::host_text_problem)) {
+        return Err(Problems::single(path, problem));
     }
-    if read.is_none() && report.problems.is_empty() {
-        report
+    if tree.is_none() && diagnostics.problems.is_empty() {
+        diagnostics
             .problems
             .push(Problem::new(SourceSpan::START, "the file is empty; it needs at least one route"));
     }
     let folder = path.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new("")).to_owned();
-    let context = LoadContext { folder: &folder, checks_files: look, environment };
-    let mut used = VariableValues::new();
-    let config = read.and_then(|mut node| {
+    let context = LoadContext { folder: &folder, checks_files, environment };
+    let mut used_variables = VariableValues::new();
+    let config = tree.and_then(|mut node| {
         // Variables are replaced before the overlay: the shell has already replaced those in flags.
-        used = variables::substitute(&mut node, environment, &mut report);
-        overlay(&mut node, &mut report.problems);
+        used_variables = variables::substitute(&mut node, environment, &mut diagnostics);
+        overlay(&mut node, &mut diagnostics.problems);
         let name = path.as_deref().map(Path::to_string_lossy);
-        let config = section::read(&node, TOP_LEVEL, &mut report, |s| file::file(s, context))?;
-        let itself = path.clone().filter(|path| path != Path::new(STDIN)).map(NamedFile::itself);
-        let files = ConfigFiles(itself.into_iter().chain(config_files::named(&node, &folder)).collect());
-        let settings = RedactedSettings::of(name.as_deref(), &node);
+        let config = section::read_mapping(&node, TOP_LEVEL, &mut diagnostics, |s| {
+            file::read_config_file(s, context)
+        })?;
+        let config_file = path.clone().filter(|path| path != Path::new(STDIN)).map(NamedFile::config_file);
+        let files = ConfigFiles(
+            config_file.into_iter().chain(config_files::referenced_files(&node, &folder)).collect(),
+        );
+        let settings = RedactedSettings::from_tree(name.as_deref(), &node);
         let mut config = Config { settings, files, ..config };
         config.prepare_commands(secret::secret_variables(&node));
         Some(config)
     });
-    let DiagnosticSink { mut problems, warnings: mut doubts, .. } = report;
-    variables::redact_values(&mut problems, &used);
-    variables::redact_values(&mut doubts, &used);
-    let config = Problems::or_ok(path.clone(), problems, config)?;
+    let DiagnosticSink { mut problems, mut warnings, .. } = diagnostics;
+    variables::redact_values(&mut problems, &used_variables);
+    variables::redact_values(&mut warnings, &used_variables);
+    let config = Problems::into_result(path.clone(), problems, config)?;
     let mut config = config.expect("an unreadable node has been reported");
-    let doubts = Problems::or_ok(path, doubts, ()).err();
-    let line = |line: String| line.replacen(": warning: ", ": ", 1);
-    config.warnings = ConfigWarnings(doubts.iter().flat_map(Problems::lines).map(line).collect());
-    Ok((config, doubts))
+    let warnings = Problems::into_result(path, warnings, ()).err();
+    let without_label = |line: String| line.replacen(": warning: ", ": ", 1);
+    config.warnings = ConfigWarnings(warnings.iter().flat_map(Problems::lines).map(without_label).collect());
+    Ok((config, warnings))
 }
 
 // === impl ConfigWarnings ===
@@ -373,9 +377,9 @@ fn read_file(path: &Path) -> Result<String, String> {
 
 fn read_all(source: impl Read) -> Result<String, String> {
     let mut bytes = Vec::new();
-    source.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(read_error)?;
-    if bytes.len() as u64 > MAX_FILE {
-        return Err(format!("is longer than the limit of {MAX_FILE} bytes"));
+    source.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(read_error)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(format!("is longer than the limit of {MAX_FILE_BYTES} bytes"));
     }
     String::from_utf8(bytes).map_err(|error| {
         let line = error.as_bytes()[..error.utf8_error().valid_up_to()].split(|byte| *byte == b'\n').count();

@@ -16,14 +16,14 @@ pub enum SourceSpan {
 /// A value and the position where it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpannedValue<T> {
-    pub place: SourceSpan,
+    pub span: SourceSpan,
     pub value: T,
 }
 
 /// One problem of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    pub place: SourceSpan,
+    pub span: SourceSpan,
     /// Text that says what is wrong with which key, and the fix.
     pub message: String,
 }
@@ -45,8 +45,8 @@ impl SourceSpan {
 // === impl SpannedValue ===
 
 impl<T> SpannedValue<T> {
-    pub const fn new(place: SourceSpan, value: T) -> Self {
-        Self { place, value }
+    pub const fn new(span: SourceSpan, value: T) -> Self {
+        Self { span, value }
     }
 
     /// Creates a default value, which has no position.
@@ -56,7 +56,7 @@ impl<T> SpannedValue<T> {
 
     /// Whether the value is written in the file or set by a flag, and not a default.
     pub fn is_written(&self) -> bool {
-        self.place != SourceSpan::Whole
+        self.span != SourceSpan::Whole
     }
 
     /// Returns the value, unless it is a default.
@@ -68,8 +68,8 @@ impl<T> SpannedValue<T> {
 // === impl Problem ===
 
 impl Problem {
-    pub fn new(place: SourceSpan, message: impl Into<String>) -> Self {
-        Self { place, message: message.into() }
+    pub fn new(span: SourceSpan, message: impl Into<String>) -> Self {
+        Self { span, message: message.into() }
     }
 }
 
@@ -80,18 +80,18 @@ impl Problems {
     ///
     /// # Errors
     /// The problems, in the order of the file.
-    pub fn or_ok<T>(file: Option<PathBuf>, mut list: Vec<Problem>, value: T) -> Result<T, Self> {
+    pub fn into_result<T>(file: Option<PathBuf>, mut list: Vec<Problem>, value: T) -> Result<T, Self> {
         if list.is_empty() {
             return Ok(value);
         }
-        list.sort_by_key(|problem| problem.place);
+        list.sort_by_key(|problem| problem.span);
         // YAML aliases repeat the same problem.
         list.dedup();
         Err(Self { file, list })
     }
 
     /// Creates a list of one problem.
-    pub(super) fn one(file: Option<PathBuf>, problem: Problem) -> Self {
+    pub(super) fn single(file: Option<PathBuf>, problem: Problem) -> Self {
         Self { file, list: vec![problem] }
     }
 }
@@ -99,7 +99,7 @@ impl Problems {
 impl Problems {
     /// Returns one line per problem: `file:line:column: message`, as editors and CI understand it.
     pub fn lines(&self) -> impl Iterator<Item = String> {
-        self.list.iter().map(|Problem { place, message }| match (place, &self.file) {
+        self.list.iter().map(|Problem { span, message }| match (span, &self.file) {
             (SourceSpan::File { line, column }, Some(file)) => {
                 format!("{}:{line}:{column}: {message}", file.display())
             }
@@ -121,7 +121,7 @@ impl fmt::Display for Problems {
 impl std::error::Error for Problems {}
 
 /// Returns the entry of `known` that `word` is probably a misspelling of.
-pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn find_similar<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase().replace('-', "_");
     known
         .into_iter()
@@ -138,11 +138,11 @@ mod tests {
     #[test]
     fn a_misspelling_is_recognised_and_another_word_is_not() {
         let known = ["listen", "admin", "routes", "public_url"];
-        assert_eq!(nearest("lisetn", known), Some("listen"));
-        assert_eq!(nearest("Listen", known), Some("listen"));
-        assert_eq!(nearest("public-url", known), Some("public_url"));
-        assert_eq!(nearest("route", known), Some("routes"));
-        assert_eq!(nearest("workers", known), None);
-        assert_eq!(nearest("x", known), None);
+        assert_eq!(find_similar("lisetn", known), Some("listen"));
+        assert_eq!(find_similar("Listen", known), Some("listen"));
+        assert_eq!(find_similar("public-url", known), Some("public_url"));
+        assert_eq!(find_similar("route", known), Some("routes"));
+        assert_eq!(find_similar("workers", known), None);
+        assert_eq!(find_similar("x", known), None);
     }
 }

@@ -3,7 +3,7 @@
 use super::{
     SpannedValue,
     problem::{Problem, SourceSpan},
-    section::{DiagnosticSink, SectionReader, Setting, ValueType, leaf, mapping},
+    section::{DiagnosticSink, SectionReader, Setting, ValueType, mapping, read_scalar},
     value_types::{pattern, string, text_value},
     values::{self, InvalidValue},
     yaml::{Node, NodeValue},
@@ -13,39 +13,41 @@ use serde_json::{Value as Json, json};
 use std::sync::Arc;
 
 /// Reads `rollout`, with its position; `None` if it is absent or invalid.
-pub(super) fn rollout(s: &mut SectionReader<'_, '_>) -> Option<SpannedValue<Arc<Rollout>>> {
+pub(super) fn read_rollout(s: &mut SectionReader<'_, '_>) -> Option<SpannedValue<Arc<Rollout>>> {
     let about = "Share of principals whose calls become tasks, as in `25%`; or a mapping with more \
                  options. The others are treated as in mode `observe`. Default: `100%`.";
     match s.key("rollout", about).read(rollout_type()) {
-        Setting::Valid(SpannedValue { place, value }) => Some(SpannedValue::new(place, Arc::new(value))),
+        Setting::Valid(SpannedValue { span, value }) => Some(SpannedValue::new(span, Arc::new(value))),
         Setting::Unset | Setting::Invalid => None,
     }
 }
 
 fn rollout_type() -> ValueType<'static, Rollout> {
-    let ValueType { schema, read, .. } = mapping("`rollout`", |s| Some(rollout_keys(s)).flatten());
+    let ValueType { schema, read, .. } = mapping("`rollout`", |s| Some(read_rollout_keys(s)).flatten());
     let schema = Box::new(move || json!({ "anyOf": [share_schema(), schema()] }));
     let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
         NodeValue::Map(_) => read(node, report),
-        NodeValue::List(_) | NodeValue::Scalar { .. } => leaf(node, report, share).map(|share| Rollout {
-            share,
-            basis: RolloutBasis::default(),
-            always: Vec::new(),
-            never: Vec::new(),
-        }),
+        NodeValue::List(_) | NodeValue::Scalar { .. } => {
+            read_scalar(node, report, parse_share).map(|share| Rollout {
+                share,
+                basis: RolloutBasis::default(),
+                always: Vec::new(),
+                never: Vec::new(),
+            })
+        }
     };
     ValueType { schema, show: |_| Json::Null, read: Box::new(read) }
 }
 
-fn rollout_keys(s: &mut SectionReader<'_, '_>) -> Option<Rollout> {
+fn read_rollout_keys(s: &mut SectionReader<'_, '_>) -> Option<Rollout> {
     let written = s
         .key(
             "share",
             "Share of principals (or of other values of `by`) that is inside, as in `25%` or `0.5%`.",
         )
-        .read_required(text_value(share_schema(), share));
+        .read_required(text_value(share_schema(), parse_share));
     if written.is_unset() {
-        s.add_problem(s.place, "`rollout` has no `share`; add one, as in `share: 25%`");
+        s.add_problem(s.span, "`rollout` has no `share`; add one, as in `share: 25%`");
     }
     let by = s
         .key(
@@ -54,9 +56,9 @@ fn rollout_keys(s: &mut SectionReader<'_, '_>) -> Option<Rollout> {
              Requests without it are outside until the share is 100%.",
         )
         .with_default("principal")
-        .read(by());
-    if let Setting::Valid(SpannedValue { place, value: RolloutBasis::Session }) = &by {
-        warn_session(*place, s);
+        .read(basis_type());
+    if let Setting::Valid(SpannedValue { span, value: RolloutBasis::Session }) = &by {
+        warn_session(*span, s);
     }
     let always = s.key("always", "Values of `by` that are inside at any share; `*` matches any characters.");
     let always = always.read_list(pattern());
@@ -64,31 +66,28 @@ fn rollout_keys(s: &mut SectionReader<'_, '_>) -> Option<Rollout> {
     let never = never.read_list(pattern());
     for name in &always {
         if never.iter().any(|other| other.value == name.value) {
-            let name_of = name.value.as_str();
-            s.add_problem(
-                name.place,
-                format!("`{name_of}` is in both `always` and `never`; remove it from one"),
-            );
+            let text = name.value.as_str();
+            s.add_problem(name.span, format!("`{text}` is in both `always` and `never`; remove it from one"));
         }
     }
-    let plain = |names: Vec<SpannedValue<_>>| names.into_iter().map(|name| name.value).collect();
-    let (always, never) = (plain(always), plain(never));
+    let without_spans = |names: Vec<SpannedValue<_>>| names.into_iter().map(|name| name.value).collect();
+    let (always, never) = (without_spans(always), without_spans(never));
     Some(Rollout { share: written.ok()?, basis: by.ok().unwrap_or_default(), always, never })
 }
 
 /// Warns of `by: session`: clients of 2026-07-28 have no session.
-fn warn_session(place: SourceSpan, s: &mut SectionReader<'_, '_>) {
+fn warn_session(span: SourceSpan, s: &mut SectionReader<'_, '_>) {
     let message = "warning: clients of 2026-07-28 have no sessions, so with `session` they are all \
                    outside until the share is 100%; to include them, use `principal` or a header";
-    s.diagnostics.warnings.push(Problem::new(place, message));
+    s.diagnostics.warnings.push(Problem::new(span, message));
 }
 
-fn by() -> ValueType<'static, RolloutBasis> {
+fn basis_type() -> ValueType<'static, RolloutBasis> {
     let header = mapping("`by`", |s| {
         let header =
             s.key("header", "Name of the header.").read_required(string(values::client_match_header));
         if header.is_unset() {
-            s.add_problem(s.place, "`by` names no header; add one, as in `{ header: X-Tenant }`");
+            s.add_problem(s.span, "`by` names no header; add one, as in `{ header: X-Tenant }`");
         }
         header.ok().map(RolloutBasis::Header)
     });
@@ -96,7 +95,7 @@ fn by() -> ValueType<'static, RolloutBasis> {
     let schema = Box::new(move || json!({ "anyOf": [{ "enum": ["principal", "session"] }, schema()] }));
     let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
         NodeValue::Map(_) => read(node, report),
-        NodeValue::List(_) | NodeValue::Scalar { .. } => leaf(node, report, |text| match text {
+        NodeValue::List(_) | NodeValue::Scalar { .. } => read_scalar(node, report, |text| match text {
             "principal" => Ok(RolloutBasis::Principal),
             "session" => Ok(RolloutBasis::Session),
             _ => Err(InvalidValue(format!(
@@ -112,18 +111,18 @@ fn share_schema() -> Json {
 }
 
 /// Parses a percentage with up to four decimal places.
-fn share(text: &str) -> Result<RolloutShare, InvalidValue> {
+fn parse_share(text: &str) -> Result<RolloutShare, InvalidValue> {
     let invalid = |why: &str| Err(InvalidValue(format!("`{text}` {why}; write a share as in 25% or 0.5%")));
     let Some(number) = text.strip_suffix('%') else { return invalid("has no % sign") };
-    let (whole, rest) = number.split_once('.').unwrap_or((number, "0"));
+    let (whole, decimals) = number.split_once('.').unwrap_or((number, "0"));
     let is_digits = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    if !is_digits(whole) || !is_digits(rest) {
+    if !is_digits(whole) || !is_digits(decimals) {
         return invalid("is not a share");
     }
-    if rest.len() > 4 {
+    if decimals.len() > 4 {
         return invalid("is finer than 0.0001%");
     }
-    let millionths = format!("{whole}{rest:0<4}").parse().ok().and_then(RolloutShare::from_millionths);
+    let millionths = format!("{whole}{decimals:0<4}").parse().ok().and_then(RolloutShare::from_millionths);
     millionths.map_or_else(|| invalid("is more than 100%"), Ok)
 }
 
@@ -132,8 +131,8 @@ pub(super) fn tool_rollouts(
     rules: &[SpannedValue<Option<SpannedValue<ToolRule>>>],
 ) -> Vec<SpannedValue<Arc<Rollout>>> {
     let rules = rules.iter().filter_map(|rule| rule.value.as_ref());
-    let written = rules.filter_map(|rule| Some((rule.place, rule.value.rollout.as_ref()?)));
-    written.map(|(place, rollout)| SpannedValue::new(place, Arc::clone(rollout))).collect()
+    let written = rules.filter_map(|rule| Some((rule.span, rule.value.rollout.as_ref()?)));
+    written.map(|(span, rollout)| SpannedValue::new(span, Arc::clone(rollout))).collect()
 }
 
 /// Warns of a partial rollout on a route that identifies principals by `Authorization` only. Without
@@ -142,7 +141,7 @@ pub(super) fn warn_anonymous<'a>(
     rollouts: impl Iterator<Item = &'a SpannedValue<Arc<Rollout>>>,
     s: &mut SectionReader<'_, '_>,
 ) {
-    for SpannedValue { place, value: rollout } in rollouts {
+    for SpannedValue { span, value: rollout } in rollouts {
         let admits_anonymous = rollout.always.iter().any(|pattern| pattern.matches("anonymous"));
         if rollout.basis == RolloutBasis::Principal && rollout.share.is_partial() && !admits_anonymous {
             let message = format!(
@@ -151,41 +150,41 @@ pub(super) fn warn_anonymous<'a>(
                  header: X-User }}` or `access.tokens`, or remove `rollout` (share {})",
                 rollout.share
             );
-            s.diagnostics.warnings.push(Problem::new(*place, message));
+            s.diagnostics.warnings.push(Problem::new(*span, message));
         }
     }
 }
 
 /// Reports a rollout of a route on which no calls become tasks.
 pub(super) fn reject_ineffective(
-    of_route: Option<&SpannedValue<Arc<Rollout>>>,
+    route_rollout: Option<&SpannedValue<Arc<Rollout>>>,
     defer: &DeferPolicy,
     tools: &[ToolRule],
     s: &mut SectionReader<'_, '_>,
 ) {
     let inherits = |rule: &ToolRule| rule.rollout.is_none() && rule.mode.is_some_and(Mode::makes_tasks);
-    if let Some(SpannedValue { place, .. }) = of_route
+    if let Some(SpannedValue { span, .. }) = route_rollout
         && !defer.mode.makes_tasks()
         && !tools.iter().any(inherits)
     {
-        s.add_problem(*place, without_tasks(defer.mode));
+        s.add_problem(*span, ineffective_message(defer.mode));
     }
 }
 
 /// Reports a rollout of a tool rule whose mode makes no tasks.
-pub(super) fn reject_ineffective_of_tool(
+pub(super) fn reject_ineffective_tool_rollout(
     rollout: Option<&SpannedValue<Arc<Rollout>>>,
     mode: Mode,
     s: &mut SectionReader<'_, '_>,
 ) {
-    if let Some(SpannedValue { place, .. }) = rollout
+    if let Some(SpannedValue { span, .. }) = rollout
         && !mode.makes_tasks()
     {
-        s.add_problem(*place, without_tasks(mode));
+        s.add_problem(*span, ineffective_message(mode));
     }
 }
 
-fn without_tasks(mode: Mode) -> String {
+fn ineffective_message(mode: Mode) -> String {
     format!(
         "mode `{}` makes no tasks, so a rollout has no effect; use `auto`, or remove `rollout`",
         mode.as_str()

@@ -7,8 +7,8 @@ use super::{
     limits::{LimitKeys, TimeoutKeys},
     rollout,
     section::{SectionReader, Setting, mapping},
-    server::server,
-    tickets::{after as ticket_after, tickets},
+    server::read_upstream,
+    tickets::{read_ticket_after as ticket_after, read_tickets},
     value_types::{
         UnsolicitedSetting, boolean, count, duration, duration_or_off, mode, path, pattern,
         positive_duration, principal, requires, response_headers, size, string, text, tool_errors, tool_mode,
@@ -37,7 +37,7 @@ pub(super) struct Route {
 
 /// Reads a route. `is_exposed` is set if remote clients can connect without a token, `needs_token` if clients
 /// need a token.
-pub(super) fn route(
+pub(super) fn read_route(
     s: &mut SectionReader<'_, '_>,
     limits: &LimitKeys,
     timeouts: &TimeoutKeys,
@@ -45,10 +45,10 @@ pub(super) fn route(
     needs_token: bool,
     context: LoadContext<'_>,
 ) -> Route {
-    let (name, limits_of_server) = (name(s), limits.upstream);
+    let (route_path, upstream_limits) = (read_path(s), limits.upstream);
     let written = s
         .key("upstream", "The server behind the route: `url` or `command`.")
-        .read_required(mapping("`upstream`", |s| Some(server(s, context))));
+        .read_required(mapping("`upstream`", |s| Some(read_upstream(s, context))));
     let timeout = s
         .key(
             "timeout",
@@ -58,44 +58,44 @@ pub(super) fn route(
         )
         .read(positive_duration())
         .ok();
-    let limits = call_limits(
+    let limits = read_call_limits(
         s,
         "Concurrent calls of the route's tools at the server, of all principals together. Further calls \
          wait, principals in turn: at most `limits.queue` of one principal, and at most `timeouts.queue` unless \
          they have become tasks; then `-31006`. Default: no limit.",
         "Calls of the route's tools by one principal per minute. A further one is refused (`-31006`, `Retry-After`). Default: no limit.",
     );
-    let (defer, rolled_out) =
-        s.key("defer", "When a `tools/call` becomes a task.").read_section("`defer`", defer);
+    let (defer, route_rollout) =
+        s.key("defer", "When a `tools/call` becomes a task.").read_section("`defer`", read_defer);
     let rules = s
         .key("tools", "Per-tool overrides. First match wins.")
-        .read_list(mapping("a tool rule", |s| Some(tool(s, defer.mode))));
-    let tickets_of_tools = cross_checks::tickets_of_tools(&rules);
+        .read_list(mapping("a tool rule", |s| Some(read_tool_rule(s, defer.mode))));
+    let tool_tickets = cross_checks::tool_ticket_times(&rules);
     cross_checks::check_call_limits(&rules, &limits, s);
-    let rollouts_of_tools = rollout::tool_rollouts(&rules);
-    let tools = cross_checks::tools(rules, s);
+    let tool_rollouts = rollout::tool_rollouts(&rules);
+    let tools = cross_checks::check_tool_rules(rules, s);
     // The connection to the server gets the longest timeout of all tools; calls with a shorter timeout end
     // earlier.
-    let of_route = cross_checks::CallTimeLimit::of(timeout, timeouts);
-    let longest = tools.iter().filter_map(|rule| rule.timeout).fold(of_route.time, Duration::max);
-    rollout::reject_ineffective(rolled_out.as_ref(), &defer, &tools, s);
-    let held = s
+    let call_limit = cross_checks::CallTimeLimit::for_route(timeout, timeouts);
+    let longest = tools.iter().filter_map(|rule| rule.timeout).fold(call_limit.limit, Duration::max);
+    rollout::reject_ineffective(route_rollout.as_ref(), &defer, &tools, s);
+    let wait_policy = s
         .key("held", "Clients that wait for a slow call without a task: keep-alive, deadline, ticket.")
-        .read_section("`held`", |s| held(s, &defer, &tools, (timeouts.keep_alive, of_route)));
-    for after in tickets_of_tools {
-        cross_checks::check_ticket(&after, held.deadline, of_route, s);
+        .read_section("`held`", |s| read_wait_policy(s, &defer, &tools, (timeouts.keep_alive, call_limit)));
+    for after in tool_tickets {
+        cross_checks::check_ticket(&after, wait_policy.deadline, call_limit, s);
     }
-    let has_times = held.ticket_after.is_some()
+    let has_times = wait_policy.ticket_after.is_some()
         || tools.iter().any(|rule: &ToolRule| matches!(rule.ticket, TicketAfter::After(_)));
     let tickets = s
         .key(
             "tickets",
             "Tickets, for clients without task support: their model fetches the result of a slow call with a tool of the proxy.",
         )
-        .read_section("`tickets`", |s| tickets(s, has_times));
-    let principal = caller(s, name.as_ref().filter(|_| is_exposed));
+        .read_section("`tickets`", |s| read_tickets(s, has_times));
+    let principal = read_principal(s, route_path.as_ref().filter(|_| is_exposed));
     if principal == PrincipalSource::Authorization && !needs_token {
-        rollout::warn_anonymous(rolled_out.iter().chain(&rollouts_of_tools), s);
+        rollout::warn_anonymous(route_rollout.iter().chain(&tool_rollouts), s);
     }
     let forward = s
         .key(
@@ -106,14 +106,14 @@ pub(super) fn route(
              any case.",
         )
         .read_list(string(values::forwarded_header));
-    let server = cross_checks::server(written, is_exposed, context, s);
+    let server = cross_checks::check_server(written, is_exposed, context, s);
     let route = policy::Route {
-        path: name.as_ref().map_or(DEFAULT_PATH, |path| &path.value).into(),
+        path: route_path.as_ref().map_or(DEFAULT_PATH, |path| &path.value).into(),
         defer,
         tools,
         limits,
-        queue: CallQueue { length: limits_of_server.queue, max_wait: timeouts.upstream.queue },
-        timeout: (of_route.time < longest).then_some(of_route.time),
+        queue: CallQueue { length: upstream_limits.queue, max_wait: timeouts.upstream.queue },
+        timeout: (call_limit.limit < longest).then_some(call_limit.limit),
         principal,
         resume: s
             .key(
@@ -121,18 +121,18 @@ pub(super) fn route(
                 "Resumption of interrupted SSE responses by legacy clients, if the server sets no event \
                  ids.",
             )
-            .read_section("`resume`", resume),
+            .read_section("`resume`", read_resume),
         legacy_tasks: s
             .key(
                 "tasks",
                 "Tasks of revision 2025-11-25, for clients of that revision whose server does not support them.",
             )
-            .read_section("`tasks`", legacy_tasks),
-        wait_policy: held,
+            .read_section("`tasks`", read_legacy_tasks),
+        wait_policy,
         tickets,
         input_policy: s
             .key("questions", "Input requests of the server during a call: elicitation, sampling, roots.")
-            .read_section("`questions`", questions),
+            .read_section("`questions`", read_input_policy),
         session_headers: cross_checks::reject_repeated(forward, s, |name| format!("`{name}` is listed twice; remove one of the two")),
         // `forwarded` is set below, from a key of `upstream`.
         adds_forwarded_header: false,
@@ -153,26 +153,29 @@ pub(super) fn route(
             )
             .read_or(boolean(), false),
     };
-    let config = server.map(|(server, reached)| {
-        let route = policy::Route { adds_forwarded_header: reached.forwarded, ..route };
+    let config = server.map(|(server, connection)| {
+        let route = policy::Route { adds_forwarded_header: connection.forwarded, ..route };
         let timeouts = upstream::UpstreamTimeouts { call: longest, ..timeouts.upstream };
-        let upstream = upstream::Config { timeouts, limits: limits_of_server, ..reached };
+        let upstream = upstream::Config { timeouts, limits: upstream_limits, ..connection };
         RouteConfig { route, server, upstream }
     });
-    Route { path: name, config }
+    Route { path: route_path, config }
 }
 
 /// Reads the path of a route; `None` if it is invalid.
-fn name(s: &mut SectionReader<'_, '_>) -> Option<SpannedValue<String>> {
+fn read_path(s: &mut SectionReader<'_, '_>) -> Option<SpannedValue<String>> {
     match s.key("path", "Path that clients use.").with_default(DEFAULT_PATH).read(path()) {
         Setting::Valid(path) => Some(path),
-        Setting::Unset => Some(SpannedValue::new(s.place, DEFAULT_PATH.to_owned())),
+        Setting::Unset => Some(SpannedValue::new(s.span, DEFAULT_PATH.to_owned())),
         Setting::Invalid => None,
     }
 }
 
 /// Reads `principal`. `exposed_path` is the path of the route if remote clients can reach it.
-fn caller(s: &mut SectionReader<'_, '_>, exposed: Option<&SpannedValue<String>>) -> PrincipalSource {
+fn read_principal(
+    s: &mut SectionReader<'_, '_>,
+    exposed_path: Option<&SpannedValue<String>>,
+) -> PrincipalSource {
     let principal = s
         .key(
             "principal",
@@ -182,13 +185,13 @@ fn caller(s: &mut SectionReader<'_, '_>, exposed: Option<&SpannedValue<String>>)
         )
         .with_default("authorization")
         .read(principal());
-    if let (Some(path), Setting::Unset) = (exposed, &principal) {
+    if let (Some(path), Setting::Unset) = (exposed_path, &principal) {
         cross_checks::warn_single_principal(&path.value, s);
     }
     principal.ok().unwrap_or(PrincipalSource::Authorization)
 }
 
-fn defer(s: &mut SectionReader<'_, '_>) -> (DeferPolicy, Option<SpannedValue<Arc<Rollout>>>) {
+fn read_defer(s: &mut SectionReader<'_, '_>) -> (DeferPolicy, Option<SpannedValue<Arc<Rollout>>>) {
     let defaults = DeferPolicy::default();
     let retention = s
         .key(
@@ -198,7 +201,7 @@ fn defer(s: &mut SectionReader<'_, '_>) -> (DeferPolicy, Option<SpannedValue<Arc
         )
         .read_spanned_or(duration(), defaults.retention);
     cross_checks::warn_short_retention("retention", &retention, s);
-    let rollout = rollout::rollout(s);
+    let rollout = rollout::read_rollout(s);
     let defer = DeferPolicy {
         mode: s.key("mode", "Which calls become tasks.").read_or(mode(), defaults.mode),
         after: s
@@ -211,11 +214,11 @@ fn defer(s: &mut SectionReader<'_, '_>) -> (DeferPolicy, Option<SpannedValue<Arc
 }
 
 /// Reads a tool rule. `route_mode` is the mode of the route.
-fn tool(s: &mut SectionReader<'_, '_>, inherited: Mode) -> Option<SpannedValue<ToolRule>> {
+fn read_tool_rule(s: &mut SectionReader<'_, '_>, route_mode: Mode) -> Option<SpannedValue<ToolRule>> {
     let matches =
         s.key("match", "Name of the tool; `*` matches any characters, `?` one.").read_required(pattern());
     if matches.is_unset() {
-        s.add_problem(s.place, "the rule has no `match`; add the name of a tool, or `*` for all");
+        s.add_problem(s.span, "the rule has no `match`; add the name of a tool, or `*` for all");
     }
     let mode = s
         .key(
@@ -232,7 +235,7 @@ fn tool(s: &mut SectionReader<'_, '_>, inherited: Mode) -> Option<SpannedValue<T
         "How long a call may run before a client without task support gets a ticket, or `off`. Default: \
          the route's (`held.ticket`).",
     );
-    let rollout = rollout::rollout(s);
+    let rollout = rollout::read_rollout(s);
     let keys = s.key("keys", "Keys for the input requests of the tool, in order.").read_list(text());
     let keys = cross_checks::reject_repeated(keys, s, |key| {
         format!("the key `{key}` is listed twice; each input request needs its own")
@@ -251,38 +254,38 @@ fn tool(s: &mut SectionReader<'_, '_>, inherited: Mode) -> Option<SpannedValue<T
         )
         .read(positive_duration())
         .ok();
-    let limits = call_limits(
+    let limits = read_call_limits(
         s,
         "Concurrent calls of these tools at the server, of all principals together, within the route's \
          limit. Further calls wait as for the route's limit. Default: the route's limit only.",
         "Calls of these tools by one principal per minute, within the route's limit. Default: the route's limit only.",
     );
-    let Setting::Valid(SpannedValue { place, value: matches }) = matches else { return None };
+    let Setting::Valid(SpannedValue { span, value: matches }) = matches else { return None };
     let (mode, after, requires) = (mode.ok(), after.ok(), requires.ok().map(Arc::new));
-    rollout::reject_ineffective_of_tool(rollout.as_ref(), mode.unwrap_or(inherited), s);
+    rollout::reject_ineffective_tool_rollout(rollout.as_ref(), mode.unwrap_or(route_mode), s);
     let rollout = rollout.map(|rollout| rollout.value);
     let keys = keys.into();
     Some(SpannedValue::new(
-        place,
+        span,
         ToolRule { matches, mode, after, rollout, ticket, limits, timeout, keys, requires },
     ))
 }
 
 /// Reads `concurrency` and `calls_per_minute`, whose descriptions are the parameters.
-fn call_limits(
+fn read_call_limits(
     s: &mut SectionReader<'_, '_>,
-    at_a_time: &'static str,
-    in_a_minute: &'static str,
+    concurrency_description: &'static str,
+    rate_description: &'static str,
 ) -> CallLimits {
-    let concurrency = s.key("concurrency", at_a_time).read(count::<usize>(1)).ok();
-    let calls_per_minute = s.key("calls_per_minute", in_a_minute).read(count::<u32>(1)).ok();
+    let concurrency = s.key("concurrency", concurrency_description).read(count::<usize>(1)).ok();
+    let calls_per_minute = s.key("calls_per_minute", rate_description).read(count::<u32>(1)).ok();
     CallLimits {
         concurrency: concurrency.and_then(NonZeroUsize::new),
         calls_per_minute: calls_per_minute.and_then(NonZeroU32::new),
     }
 }
 
-fn questions(s: &mut SectionReader<'_, '_>) -> InputPolicy {
+fn read_input_policy(s: &mut SectionReader<'_, '_>) -> InputPolicy {
     let defaults = InputPolicy::default();
     InputPolicy {
         settle: s
@@ -299,7 +302,7 @@ fn questions(s: &mut SectionReader<'_, '_>) -> InputPolicy {
     }
 }
 
-fn legacy_tasks(s: &mut SectionReader<'_, '_>) -> LegacyTaskPolicy {
+fn read_legacy_tasks(s: &mut SectionReader<'_, '_>) -> LegacyTaskPolicy {
     let defaults = LegacyTaskPolicy::default();
     let max_ttl = s
         .key(
@@ -336,11 +339,11 @@ fn legacy_tasks(s: &mut SectionReader<'_, '_>) -> LegacyTaskPolicy {
                  Never applies to clients without credentials.",
             )
             .read_or(boolean(), defaults.is_shared_across_eras),
-        unsolicited: cross_checks::unsolicited(unsolicited, s),
+        unsolicited: cross_checks::check_unsolicited(unsolicited, s),
     }
 }
 
-fn held(
+fn read_wait_policy(
     s: &mut SectionReader<'_, '_>,
     defer: &DeferPolicy,
     tools: &[ToolRule],
@@ -384,7 +387,7 @@ fn held(
     }
 }
 
-fn resume(s: &mut SectionReader<'_, '_>) -> ResumePolicy {
+fn read_resume(s: &mut SectionReader<'_, '_>) -> ResumePolicy {
     let defaults = ResumePolicy::default();
     ResumePolicy {
         assigns_event_ids: s

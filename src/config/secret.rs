@@ -43,14 +43,14 @@ pub struct TokenSource {
 }
 
 /// Maximum size of a secret file, in bytes.
-const MAX_FILE: u64 = 4 << 10;
+const MAX_SECRET_FILE_BYTES: u64 = 4 << 10;
 
 /// Length of a key, in bytes.
-const LENGTH: usize = 32;
+const KEY_BYTES: usize = 32;
 
 /// Minimum length of a token, in characters. Tokens are not stretched, so shorter ones can be guessed: 16 hex
 /// digits are 64 bits.
-const SHORTEST_TOKEN: usize = 16;
+const MIN_TOKEN_LENGTH: usize = 16;
 
 // === impl Secret ===
 
@@ -79,11 +79,11 @@ impl SecretSource {
     ///
     /// # Errors
     /// A message if the source is missing, or its content is not a valid key.
-    pub(super) fn key(&self, context: LoadContext<'_>) -> Result<SecretKey, InvalidValue> {
-        decode(&self.text(context)?).map_err(|why| {
+    pub(super) fn read_key(&self, context: LoadContext<'_>) -> Result<SecretKey, InvalidValue> {
+        parse_key(&self.read_text(context)?).map_err(|why| {
             InvalidValue(format!(
                 "{} {why}; a key is 32 bytes as 64 hex digits or base64, generated for example by `openssl rand -hex 32`",
-                self.resolved(context)
+                self.resolve(context)
             ))
         })
     }
@@ -92,12 +92,12 @@ impl SecretSource {
     ///
     /// # Errors
     /// A message if the source is missing, or its content is not a valid token.
-    pub(super) fn token(&self, context: LoadContext<'_>) -> Result<SecretToken, InvalidValue> {
-        let text = self.text(context)?;
-        token(&text).map_err(|why| {
+    pub(super) fn read_token(&self, context: LoadContext<'_>) -> Result<SecretToken, InvalidValue> {
+        let text = self.read_text(context)?;
+        parse_token(&text).map_err(|why| {
             InvalidValue(format!(
-                "{} {why}; a token has at least {SHORTEST_TOKEN} letters, digits and `-._~+/`, generated for example by `openssl rand -hex 32`",
-                self.resolved(context)
+                "{} {why}; a token has at least {MIN_TOKEN_LENGTH} letters, digits and `-._~+/`, generated for example by `openssl rand -hex 32`",
+                self.resolve(context)
             ))
         })
     }
@@ -106,12 +106,12 @@ impl SecretSource {
     ///
     /// # Errors
     /// A message if the source is missing, or its content is not a valid header value.
-    pub(super) fn header(&self, context: LoadContext<'_>) -> Result<HeaderValue, InvalidValue> {
-        let mut value = HeaderValue::from_str(self.text(context)?.trim())
+    pub(super) fn read_header(&self, context: LoadContext<'_>) -> Result<HeaderValue, InvalidValue> {
+        let mut value = HeaderValue::from_str(self.read_text(context)?.trim())
             .ok()
             .filter(|value| !value.is_empty())
             .ok_or_else(|| {
-                InvalidValue(format!("{} does not hold a valid header value", self.resolved(context)))
+                InvalidValue(format!("{} does not hold a valid header value", self.resolve(context)))
             })?;
         value.set_sensitive(true);
         Ok(value)
@@ -122,13 +122,13 @@ impl SecretSource {
     ///
     /// # Errors
     /// A message if the source is missing, or its content cannot be the value of a variable.
-    pub(super) fn variable(&self, context: LoadContext<'_>) -> Result<String, InvalidValue> {
-        let mut text = self.text(context)?;
+    pub(super) fn read_variable(&self, context: LoadContext<'_>) -> Result<String, InvalidValue> {
+        let mut text = self.read_text(context)?;
         if let (Self::File(_), Some(line)) = (self, text.strip_suffix('\n')) {
             text.truncate(line.strip_suffix('\r').unwrap_or(line).len());
         }
         match text.contains('\0') {
-            true => Err(InvalidValue(format!("{} contains a NUL character", self.resolved(context)))),
+            true => Err(InvalidValue(format!("{} contains a NUL character", self.resolve(context)))),
             false => Ok(text),
         }
     }
@@ -137,17 +137,17 @@ impl SecretSource {
     ///
     /// # Errors
     /// A message if the environment variable is not set.
-    pub(super) fn private_key(&self, context: LoadContext<'_>) -> Result<PrivateKey, InvalidValue> {
-        Ok(match self.resolved(context) {
+    pub(super) fn read_private_key(&self, context: LoadContext<'_>) -> Result<PrivateKey, InvalidValue> {
+        Ok(match self.resolve(context) {
             Self::File(path) => PrivateKey::File(path),
-            env @ Self::Env(_) => PrivateKey::inline(env.text(context)?, env.to_string()),
+            env @ Self::Env(_) => PrivateKey::inline(env.read_text(context)?, env.to_string()),
         })
     }
 
-    fn text(&self, context: LoadContext<'_>) -> Result<String, InvalidValue> {
-        match self.resolved(context) {
+    fn read_text(&self, context: LoadContext<'_>) -> Result<String, InvalidValue> {
+        match self.resolve(context) {
             Self::File(path) => {
-                read(&path).map_err(|why| InvalidValue(format!("{} {why}", Self::File(path.clone()))))
+                read_file(&path).map_err(|why| InvalidValue(format!("{} {why}", Self::File(path.clone()))))
             }
             Self::Env(name) => match context.environment.get(&name)? {
                 Some(value) => Ok(value.to_owned()),
@@ -157,7 +157,7 @@ impl SecretSource {
     }
 
     /// Returns the same source with its path resolved against the folder of the configuration.
-    fn resolved(&self, context: LoadContext<'_>) -> Self {
+    fn resolve(&self, context: LoadContext<'_>) -> Self {
         match self {
             Self::File(path) => Self::File(context.folder.join(path)),
             Self::Env(name) => Self::Env(name.clone()),
@@ -181,7 +181,7 @@ pub(super) fn secret_variables(file: &Node) -> Vec<String> {
         match &node.value {
             NodeValue::Map(entries) => {
                 for entry in entries {
-                    match entry.node.characters() {
+                    match entry.node.scalar_text() {
                         Some(name) if entry.key == "env" => names.push(name.to_owned()),
                         _ => collect(&entry.node, names),
                     }
@@ -201,26 +201,27 @@ pub(super) fn secret_variables(file: &Node) -> Vec<String> {
     names
 }
 
-fn read(path: &PathBuf) -> Result<String, String> {
-    let about = |error: std::io::Error| format!("cannot be read: {error}");
+fn read_file(path: &PathBuf) -> Result<String, String> {
+    let describe = |error: std::io::Error| format!("cannot be read: {error}");
     let mut text = String::new();
-    let file = File::open(path).map_err(about)?;
-    let read = file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(about)?;
-    if read as u64 > MAX_FILE {
-        return Err(format!("is longer than {MAX_FILE} bytes"));
+    let file = File::open(path).map_err(describe)?;
+    let length = file.take(MAX_SECRET_FILE_BYTES + 1).read_to_string(&mut text).map_err(describe)?;
+    if length as u64 > MAX_SECRET_FILE_BYTES {
+        return Err(format!("is longer than {MAX_SECRET_FILE_BYTES} bytes"));
     }
     Ok(text)
 }
 
 /// Parses a key, ignoring surrounding white space. Error messages contain counts only.
-fn decode(text: &str) -> Result<SecretKey, String> {
+fn parse_key(text: &str) -> Result<SecretKey, String> {
     let text = text.trim();
     if text.is_empty() {
         return Err("is empty".to_owned());
     }
     let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
     // Hex digits are tried before base64: 64 of them are also valid base64, of 48 bytes.
-    let bytes = if is_hex && text.len() == 2 * LENGTH { Some(hex(text)) } else { base64(text) };
+    let bytes =
+        if is_hex && text.len() == 2 * KEY_BYTES { Some(decode_hex(text)) } else { decode_base64(text) };
     let length = bytes.as_ref().map(Vec::len);
     match (bytes.and_then(|bytes| bytes.try_into().ok()), length) {
         (Some(key), _) => Ok(Secret(key)),
@@ -232,13 +233,13 @@ fn decode(text: &str) -> Result<SecretKey, String> {
 
 /// Parses a token, ignoring surrounding white space; the characters are those of `Bearer` credentials (RFC
 /// 6750, 2.1).
-fn token(text: &str) -> Result<SecretToken, String> {
+fn parse_token(text: &str) -> Result<SecretToken, String> {
     let text = text.trim();
-    let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
-    match text.trim_end_matches('=').bytes().all(is_fit) {
+    let is_token_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
+    match text.trim_end_matches('=').bytes().all(is_token_byte) {
         _ if text.is_empty() => Err("is empty".to_owned()),
         false => Err("has a character that is not allowed in a token".to_owned()),
-        true if text.len() < SHORTEST_TOKEN => Err(format!("has {} characters", text.len())),
+        true if text.len() < MIN_TOKEN_LENGTH => Err(format!("has {} characters", text.len())),
         true => Ok(Secret(text.to_owned())),
     }
 }
@@ -246,10 +247,10 @@ fn token(text: &str) -> Result<SecretToken, String> {
 /// Whether a text is a valid key. Used where a name is expected, so that a misplaced key is not shown in the
 /// message.
 pub(super) fn is_key(text: &str) -> bool {
-    decode(text).is_ok()
+    parse_key(text).is_ok()
 }
 
-fn hex(digits: &str) -> Vec<u8> {
+fn decode_hex(digits: &str) -> Vec<u8> {
     let value = |digit: &u8| match digit {
         b'0'..=b'9' => digit - b'0',
         b'a'..=b'f' => digit - b'a' + 10,
@@ -260,7 +261,7 @@ fn hex(digits: &str) -> Vec<u8> {
 }
 
 /// Decodes base64 in either alphabet, padded or not.
-fn base64(text: &str) -> Option<Vec<u8>> {
+fn decode_base64(text: &str) -> Option<Vec<u8>> {
     let config = GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
     [alphabet::STANDARD, alphabet::URL_SAFE]
         .iter()
@@ -289,7 +290,7 @@ mod tests {
             "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwd/v8",
             "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwd_v8=\n",
         ] {
-            assert_eq!(decode(text).as_ref().map(Secret::expose), Ok(&bytes()), "{text}");
+            assert_eq!(parse_key(text).as_ref().map(Secret::expose), Ok(&bytes()), "{text}");
         }
     }
 
@@ -303,14 +304,14 @@ mod tests {
             ("c2VjcmV0IHNlY3JldA==".to_owned(), "has 13 bytes"),
             ("correct horse battery staple".to_owned(), "is neither hex digits nor base64"),
         ] {
-            assert_eq!(decode(&text), Err(wrong.to_owned()), "{text}");
+            assert_eq!(parse_key(&text), Err(wrong.to_owned()), "{text}");
         }
     }
 
     #[test]
     fn an_invalid_token_is_reported_without_showing_it() {
         for text in ["0123456789abcdef\n", " aZ9-._~+/aZ9-._~+/== \r\n"] {
-            assert_eq!(token(text).as_ref().map(Secret::expose).map(String::as_str), Ok(text.trim()));
+            assert_eq!(parse_token(text).as_ref().map(Secret::expose).map(String::as_str), Ok(text.trim()));
         }
         for (text, wrong) in [
             ("", "is empty"),
@@ -320,13 +321,13 @@ mod tests {
             ("0123456789=abcdef", "has a character that is not allowed in a token"),
             ("correct-horse-bättery-staple", "has a character that is not allowed in a token"),
         ] {
-            assert_eq!(token(text), Err(wrong.to_owned()), "{text}");
+            assert_eq!(parse_token(text), Err(wrong.to_owned()), "{text}");
         }
     }
 
     #[test]
     fn a_secret_is_hidden_in_debug_output() {
         assert_eq!(format!("{:?}", [Secret::new(HEX)]), "[Secret(..)]");
-        assert_eq!(format!("{:#?}", decode(HEX).unwrap()), "Secret(..)");
+        assert_eq!(format!("{:#?}", parse_key(HEX).unwrap()), "Secret(..)");
     }
 }

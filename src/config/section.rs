@@ -56,7 +56,7 @@ pub(super) const TOP_LEVEL: &str = "the file";
 pub(super) struct SectionReader<'n, 'r> {
     name: &'static str,
     /// Where the mapping begins; no position if it is absent.
-    pub(super) place: SourceSpan,
+    pub(super) span: SourceSpan,
     entries: &'n [MapEntry],
     /// The declared keys, each with its schema if one is being built.
     known: Map<String, Json>,
@@ -121,36 +121,36 @@ impl<T> Setting<T> {
 
 impl<'n, 'r> SectionReader<'n, 'r> {
     /// Opens a mapping; reports any other node and returns `None`.
-    fn open(node: &'n Node, name: &'static str, report: &'r mut DiagnosticSink) -> Option<Self> {
+    fn open(node: &'n Node, name: &'static str, diagnostics: &'r mut DiagnosticSink) -> Option<Self> {
         if let NodeValue::Map(entries) = &node.value {
-            return Some(Self { place: node.place, entries, ..Self::absent(name, report) });
+            return Some(Self { span: node.span, entries, ..Self::absent(name, diagnostics) });
         }
         let message = format!("{name} must be a mapping (`key: value`), not {}", node.type_name());
-        report.problems.push(Problem::new(node.place, message));
+        diagnostics.problems.push(Problem::new(node.span, message));
         None
     }
 
-    fn absent(name: &'static str, report: &'r mut DiagnosticSink) -> Self {
+    fn absent(name: &'static str, diagnostics: &'r mut DiagnosticSink) -> Self {
         Self {
             name,
-            place: SourceSpan::Whole,
+            span: SourceSpan::Whole,
             entries: &[],
             known: Map::new(),
             required: Vec::new(),
             groups: &[],
             is_schema: false,
-            diagnostics: report,
+            diagnostics,
         }
     }
 
     /// Declares a key with its description. A method of the returned [`SectionKey`] reads its value.
-    pub(super) fn key(&mut self, name: &'static str, about: &'static str) -> SectionKey<'_, 'n, 'r> {
-        SectionKey { section: self, name, description: about, default: Json::Null }
+    pub(super) fn key(&mut self, name: &'static str, description: &'static str) -> SectionKey<'_, 'n, 'r> {
+        SectionKey { section: self, name, description, default: Json::Null }
     }
 
     /// Whether the section is written in the file.
     pub(super) fn is_written(&self) -> bool {
-        self.place != SourceSpan::Whole
+        self.span != SourceSpan::Whole
     }
 
     /// Adds a `oneOf` of these key groups to the schema. The caller reports violations.
@@ -159,34 +159,34 @@ impl<'n, 'r> SectionReader<'n, 'r> {
     }
 
     /// Reports a problem.
-    pub(super) fn add_problem(&mut self, place: SourceSpan, message: impl Into<String>) {
-        self.diagnostics.problems.push(Problem::new(place, message));
+    pub(super) fn add_problem(&mut self, span: SourceSpan, message: impl Into<String>) {
+        self.diagnostics.problems.push(Problem::new(span, message));
     }
 
-    fn read_entry<T>(&mut self, key: &'static str, kind: ValueType<'_, T>) -> Setting<T> {
+    fn read_entry<T>(&mut self, key: &'static str, value_type: ValueType<'_, T>) -> Setting<T> {
         let Some(entry) = self.entries.iter().find(|entry| entry.key == key) else { return Setting::Unset };
-        if entry.node.scalar() == Some(ScalarType::Null) {
+        if entry.node.scalar_type() == Some(ScalarType::Null) {
             match entry.node.interpolation() {
                 Some(InterpolatedText { written, .. }) => self.add_problem(
-                    entry.node.place,
+                    entry.node.span,
                     format!("`{key}` has no value: `{written}` is empty; set the variable, or add a default as in `${{NAME:-default}}`"),
                 ),
-                None => self.add_problem(entry.key_place, format!("`{key}` has no value; give it one or remove the line")),
+                None => self.add_problem(entry.key_span, format!("`{key}` has no value; give it one or remove the line")),
             }
             return Setting::Invalid;
         }
-        let before = self.diagnostics.problems.len();
+        let first_new = self.diagnostics.problems.len();
         self.diagnostics.path.push(key.to_owned());
-        let value = (kind.read)(&entry.node, self.diagnostics);
+        let value = (value_type.read)(&entry.node, self.diagnostics);
         self.diagnostics.path.pop();
         // Parsers of single values do not know the key of the value.
-        for problem in &mut self.diagnostics.problems[before..] {
+        for problem in &mut self.diagnostics.problems[first_new..] {
             if problem.message.starts_with("must ") {
                 problem.message.insert_str(0, &format!("`{key}` "));
             }
         }
         match value {
-            Some(value) => Setting::Valid(SpannedValue::new(entry.node.place, value)),
+            Some(value) => Setting::Valid(SpannedValue::new(entry.node.span, value)),
             None => Setting::Invalid,
         }
     }
@@ -195,14 +195,14 @@ impl<'n, 'r> SectionReader<'n, 'r> {
     pub(super) fn report_unknown_keys(self) {
         for entry in self.entries.iter().filter(|entry| !self.known.contains_key(&entry.key)) {
             let known: Vec<_> = self.known.keys().map(String::as_str).collect();
-            let remedy = hints::remedy(&entry.key, &self.diagnostics.path.join("."), &known);
-            let place = if self.name == TOP_LEVEL {
+            let remedy = hints::suggest_fix(&entry.key, &self.diagnostics.path.join("."), &known);
+            let location = if self.name == TOP_LEVEL {
                 "at the top level".to_owned()
             } else {
                 format!("in {}", self.name)
             };
-            let message = format!("unknown key `{}` {place}; {remedy}", entry.key);
-            self.diagnostics.problems.push(Problem::new(entry.key_place, message));
+            let message = format!("unknown key `{}` {location}; {remedy}", entry.key);
+            self.diagnostics.problems.push(Problem::new(entry.key_span, message));
         }
     }
 }
@@ -216,33 +216,33 @@ impl SectionKey<'_, '_, '_> {
     }
 
     /// Reads the setting.
-    pub(super) fn read<T>(self, kind: ValueType<'_, T>) -> Setting<T> {
+    pub(super) fn read<T>(self, value_type: ValueType<'_, T>) -> Setting<T> {
         let mut schema = Json::Null;
         if self.section.is_schema {
-            schema = (kind.schema)();
+            schema = (value_type.schema)();
             schema["description"] = self.description.into();
             if !self.default.is_null() {
                 schema["default"] = self.default;
             }
         }
         self.section.known.insert(self.name.to_owned(), schema);
-        self.section.read_entry(self.name, kind)
+        self.section.read_entry(self.name, value_type)
     }
 
     /// Reads a required setting. The caller reports its absence.
-    pub(super) fn read_required<T>(self, kind: ValueType<'_, T>) -> Setting<T> {
+    pub(super) fn read_required<T>(self, value_type: ValueType<'_, T>) -> Setting<T> {
         self.section.required.push(self.name);
-        self.read(kind)
+        self.read(value_type)
     }
 
     /// Reads the setting; returns the default if it is absent or invalid.
-    pub(super) fn read_or<T>(self, kind: ValueType<'_, T>, default: T) -> T {
-        self.read_spanned_or(kind, default).value
+    pub(super) fn read_or<T>(self, value_type: ValueType<'_, T>, default: T) -> T {
+        self.read_spanned_or(value_type, default).value
     }
 
     /// Like [`SectionKey::read_or`], with the position of the value; a default has none.
-    pub(super) fn read_spanned_or<T>(self, kind: ValueType<'_, T>, default: T) -> SpannedValue<T> {
-        match (Self { default: (kind.show)(&default), ..self }).read(kind) {
+    pub(super) fn read_spanned_or<T>(self, value_type: ValueType<'_, T>, default: T) -> SpannedValue<T> {
+        match (Self { default: (value_type.show)(&default), ..self }).read(value_type) {
             Setting::Valid(at) => at,
             Setting::Unset | Setting::Invalid => SpannedValue::default_value(default),
         }
@@ -267,8 +267,8 @@ impl SectionKey<'_, '_, '_> {
 
 /// Returns the JSON Schema of a section with these keys.
 pub(super) fn schema<T>(name: &'static str, keys: impl Fn(&mut SectionReader<'_, '_>) -> T) -> Json {
-    let mut report = DiagnosticSink::default();
-    let mut section = SectionReader { is_schema: true, ..SectionReader::absent(name, &mut report) };
+    let mut diagnostics = DiagnosticSink::default();
+    let mut section = SectionReader { is_schema: true, ..SectionReader::absent(name, &mut diagnostics) };
     keys(&mut section);
     let mut schema = json!({ "type": "object", "properties": section.known, "additionalProperties": false });
     if !section.required.is_empty() {
@@ -286,20 +286,21 @@ pub(super) fn mapping<'a, T>(
     name: &'static str,
     keys: impl Fn(&mut SectionReader<'_, '_>) -> Option<T> + Clone + 'a,
 ) -> ValueType<'a, T> {
-    let described = keys.clone();
-    let schema = move || schema(name, &described);
-    let read = move |node: &Node, report: &mut DiagnosticSink| read(node, name, report, &keys)?;
+    let schema_keys = keys.clone();
+    let schema = move || schema(name, &schema_keys);
+    let read =
+        move |node: &Node, diagnostics: &mut DiagnosticSink| read_mapping(node, name, diagnostics, &keys)?;
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
 /// Reads a mapping with these keys. Reports any other node.
-pub(super) fn read<T>(
+pub(super) fn read_mapping<T>(
     node: &Node,
     name: &'static str,
-    report: &mut DiagnosticSink,
+    diagnostics: &mut DiagnosticSink,
     keys: impl Fn(&mut SectionReader<'_, '_>) -> T,
 ) -> Option<T> {
-    let mut section = SectionReader::open(node, name, report)?;
+    let mut section = SectionReader::open(node, name, diagnostics)?;
     let value = keys(&mut section);
     section.report_unknown_keys();
     Some(value)
@@ -309,20 +310,21 @@ pub(super) fn read<T>(
 /// items have been read.
 pub(super) fn list<'a, T: 'a>(item: ValueType<'a, T>) -> ValueType<'a, Vec<SpannedValue<T>>> {
     let ValueType { schema, read, .. } = item;
-    let read = move |node: &Node, report: &mut DiagnosticSink| {
+    let read = move |node: &Node, diagnostics: &mut DiagnosticSink| {
         let NodeValue::List(items) = &node.value else {
             let message = format!("must be a list (`- …` or `[…]`), not {}", node.type_name());
-            report.problems.push(Problem::new(node.place, message));
+            diagnostics.problems.push(Problem::new(node.span, message));
             return None;
         };
-        let in_list =
-            |report: &mut DiagnosticSink, change: fn(&mut String)| report.path.last_mut().map(change);
-        in_list(report, |key| key.push_str("[]"));
+        let change_path = |diagnostics: &mut DiagnosticSink, change: fn(&mut String)| {
+            diagnostics.path.last_mut().map(change)
+        };
+        change_path(diagnostics, |key| key.push_str("[]"));
         let read: Vec<_> = items
             .iter()
-            .map(|item| read(item, report).map(|value| SpannedValue::new(item.place, value)))
+            .map(|item| read(item, diagnostics).map(|value| SpannedValue::new(item.span, value)))
             .collect();
-        in_list(report, |key| key.truncate(key.len() - 2));
+        change_path(diagnostics, |key| key.truncate(key.len() - 2));
         read.into_iter().collect()
     };
     let schema = move || json!({ "type": "array", "items": schema() });
@@ -331,20 +333,19 @@ pub(super) fn list<'a, T: 'a>(item: ValueType<'a, T>) -> ValueType<'a, Vec<Spann
 
 /// Parses a scalar from its text, whatever type YAML assigns to it. Reports an error without values of
 /// variables, and returns `None`.
-pub(super) fn leaf<T>(
+pub(super) fn read_scalar<T>(
     node: &Node,
-    report: &mut DiagnosticSink,
+    diagnostics: &mut DiagnosticSink,
     read: impl Fn(&str) -> Result<T, InvalidValue>,
 ) -> Option<T> {
     if node.is_invalid() {
         return None;
     }
-    let result = match (node.characters(), node.interpolation()) {
-        (Some(text), None) if node.scalar() != Some(ScalarType::Null) => read(text),
-        (Some(text), Some(given)) => {
-            read(text).map_err(|said| given.redact_error(text, said, || read(&given.written).err()))
-        }
+    let result = match (node.scalar_text(), node.interpolation()) {
+        (Some(text), None) if node.scalar_type() != Some(ScalarType::Null) => read(text),
+        (Some(text), Some(interpolated)) => read(text)
+            .map_err(|error| interpolated.redact_error(text, error, || read(&interpolated.written).err())),
         _ => Err(InvalidValue(format!("must be a single value, not {}", node.type_name()))),
     };
-    result.map_err(|InvalidValue(message)| report.problems.push(Problem::new(node.place, message))).ok()
+    result.map_err(|InvalidValue(message)| diagnostics.problems.push(Problem::new(node.span, message))).ok()
 }

@@ -4,11 +4,11 @@ use super::{
     SpannedValue, cross_checks,
     environment::LoadContext,
     problem::Problem,
-    section::{DiagnosticSink, SectionReader, Setting, ValueType, leaf, list, mapping},
+    section::{DiagnosticSink, SectionReader, Setting, ValueType, list, mapping, read_scalar},
     upstream_http,
     value_types::{
-        boolean, count, duration_or_off, positive_duration, server_url, source, string, text, text_value,
-        variable_name,
+        boolean, count, duration_or_off, parse_variable_name, positive_duration, read_source, server_url,
+        string, text, text_value,
     },
     values::{self, InvalidValue},
     yaml::{MapEntry, Node, NodeValue},
@@ -20,14 +20,17 @@ use crate::upstream::{
 use serde_json::{Value as Json, json};
 
 /// Reads `upstream`: `url` or `command`, with the keys that belong to each.
-pub(super) fn server(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> cross_checks::UpstreamKeys {
+pub(super) fn read_upstream(
+    s: &mut SectionReader<'_, '_>,
+    context: LoadContext<'_>,
+) -> cross_checks::UpstreamKeys {
     s.require_one_of(&[&["url"], &["command"]]);
     let url = s.key("url", "MCP endpoint of the server, over Streamable HTTP.").read(server_url());
     let words = s
         .key("command", "Command that starts a stdio server, with its arguments.")
         .read(list(argument()).non_empty());
-    let mut with_command = Vec::new();
-    let started = command_keys(s, context, &mut with_command);
+    let mut written_keys = Vec::new();
+    let command_settings = read_command_keys(s, context, &mut written_keys);
     let shared = s
         .key(
             "shared",
@@ -37,21 +40,21 @@ pub(super) fn server(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) ->
         )
         .with_default("false")
         .read(boolean());
-    let reached = upstream_http::http_upstream_keys(s, context);
+    let http_keys = upstream_http::read_http_upstream_keys(s, context);
     let command = match words {
         Setting::Unset => Setting::Unset,
         Setting::Invalid => Setting::Invalid,
-        Setting::Valid(SpannedValue { place, value: words }) => {
+        Setting::Valid(SpannedValue { span, value: words }) => {
             let words = words.into_iter().map(|word| word.value).collect();
-            Setting::Valid(SpannedValue::new(place, upstream::ServerCommand { words, ..started }))
+            Setting::Valid(SpannedValue::new(span, upstream::ServerCommand { words, ..command_settings }))
         }
     };
-    cross_checks::UpstreamKeys { url, command, with_command, shared, http: reached }
+    cross_checks::UpstreamKeys { url, command, command_keys: written_keys, shared, http: http_keys }
 }
 
 /// Reads the settings of a command except its words. Appends the names of the keys that are written to
 /// `written`.
-fn command_keys(
+fn read_command_keys(
     s: &mut SectionReader<'_, '_>,
     context: LoadContext<'_>,
     written: &mut Vec<SpannedValue<&'static str>>,
@@ -110,28 +113,26 @@ fn command_keys(
 /// Returns the value of a key, and appends its name to `written` if it is set.
 fn record_key<T>(
     key: &'static str,
-    set: Setting<T>,
+    setting: Setting<T>,
     written: &mut Vec<SpannedValue<&'static str>>,
 ) -> Option<T> {
-    if let Setting::Valid(SpannedValue { place, .. }) = &set {
-        written.push(SpannedValue::new(*place, key));
+    if let Setting::Valid(SpannedValue { span, .. }) = &setting {
+        written.push(SpannedValue::new(*span, key));
     }
-    set.ok()
+    setting.ok()
 }
 
 /// The type of `env`: a mapping of names to strings, or to sources of secrets.
 fn variables(context: LoadContext<'_>) -> ValueType<'_, EnvVariables> {
-    let ValueType { schema: elsewhere, read: where_it_is, .. } =
-        mapping("a variable", |s| source(s, "the value"));
+    let ValueType { schema: secret_schema, read: read_secret, .. } =
+        mapping("a variable", |s| read_source(s, "the value"));
     let value = move |node: &Node, report: &mut DiagnosticSink| match node.value {
         NodeValue::Map(_) => {
-            let value = where_it_is(node, report)?.variable(context);
-            value
-                .map_err(|InvalidValue(message)| report.problems.push(Problem::new(node.place, message)))
-                .ok()
+            let value = read_secret(node, report)?.read_variable(context);
+            value.map_err(|InvalidValue(message)| report.problems.push(Problem::new(node.span, message))).ok()
         }
         NodeValue::List(_) | NodeValue::Scalar { .. } => {
-            leaf(node, report, |text| match text.contains('\0') {
+            read_scalar(node, report, |text| match text.contains('\0') {
                 true => Err(InvalidValue("must not contain a NUL character".to_owned())),
                 false => Ok(text.to_owned()),
             })
@@ -140,13 +141,13 @@ fn variables(context: LoadContext<'_>) -> ValueType<'_, EnvVariables> {
     let read = move |node: &Node, report: &mut DiagnosticSink| {
         let NodeValue::Map(entries) = &node.value else {
             let message = format!("must be a mapping (`NAME: value`), not {}", node.type_name());
-            report.problems.push(Problem::new(node.place, message));
+            report.problems.push(Problem::new(node.span, message));
             return None;
         };
         let read = |entry: &MapEntry| {
-            let name = variable_name(&entry.key);
+            let name = parse_variable_name(&entry.key);
             if let Err(InvalidValue(message)) = &name {
-                report.problems.push(Problem::new(entry.key_place, message.clone()));
+                report.problems.push(Problem::new(entry.key_span, message.clone()));
             }
             let value = value(&entry.node, report);
             Some((name.ok()?, value?))
@@ -155,7 +156,7 @@ fn variables(context: LoadContext<'_>) -> ValueType<'_, EnvVariables> {
         read.into_iter().collect()
     };
     let schema = move || {
-        let value = json!({ "anyOf": [{ "type": ["string", "number", "boolean"] }, elsewhere()] });
+        let value = json!({ "anyOf": [{ "type": ["string", "number", "boolean"] }, secret_schema()] });
         json!({ "type": "object", "additionalProperties": value })
     };
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
@@ -163,14 +164,14 @@ fn variables(context: LoadContext<'_>) -> ValueType<'_, EnvVariables> {
 
 /// The type of `inherit_env`: `all`, `safe` or a list of names.
 fn inherit() -> ValueType<'static, EnvInheritance> {
-    let ValueType { schema, read, .. } = list(string(inherited_name)).non_empty();
+    let ValueType { schema, read, .. } = list(string(parse_inherited_name)).non_empty();
     let schema = Box::new(move || json!({ "anyOf": [{ "enum": ["all", "safe"] }, schema()] }));
     let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
         NodeValue::List(_) => {
             let names = read(node, report)?;
             Some(EnvInheritance::Also(names.into_iter().map(|name| name.value).collect()))
         }
-        NodeValue::Map(_) | NodeValue::Scalar { .. } => leaf(node, report, |text| match text {
+        NodeValue::Map(_) | NodeValue::Scalar { .. } => read_scalar(node, report, |text| match text {
             "all" => Ok(EnvInheritance::All),
             "safe" => Ok(EnvInheritance::Safe),
             _ => Err(InvalidValue(format!(
@@ -190,12 +191,12 @@ fn argument() -> ValueType<'static, String> {
 }
 
 /// Parses the name of an inherited environment variable.
-fn inherited_name(name: &str) -> Result<String, InvalidValue> {
+fn parse_inherited_name(name: &str) -> Result<String, InvalidValue> {
     match name.starts_with(OWN) {
         true => Err(InvalidValue(format!(
             "`{name}` is never inherited, because variables that begin with {OWN} configure the proxy; set it under `routes[].upstream.env`"
         ))),
-        false => variable_name(name),
+        false => parse_variable_name(name),
     }
 }
 
@@ -219,12 +220,12 @@ fn instances() -> ValueType<'static, ProcessSharing> {
             .key("per", "`caller`: one process for each principal.")
             .read_required(text_value(json!({ "const": "caller" }), caller));
         if per.is_unset() {
-            s.add_problem(s.place, "`instances` is empty; write a number, or `{ per: caller }`");
+            s.add_problem(s.span, "`instances` is empty; write a number, or `{ per: caller }`");
         }
         per.ok().map(|()| ProcessSharing::PerCaller)
     });
     let number = || count::<usize>(1);
-    let (several, ValueType { schema, read, .. }) = (number().read, per);
+    let (read_number, ValueType { schema, read, .. }) = (number().read, per);
     let schema = Box::new(move || {
         let mut number = (number().schema)();
         number["default"] = INSTANCES.into();
@@ -232,7 +233,9 @@ fn instances() -> ValueType<'static, ProcessSharing> {
     });
     let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
         NodeValue::Map(_) => read(node, report),
-        NodeValue::List(_) | NodeValue::Scalar { .. } => several(node, report).map(ProcessSharing::Shared),
+        NodeValue::List(_) | NodeValue::Scalar { .. } => {
+            read_number(node, report).map(ProcessSharing::Shared)
+        }
     };
     ValueType { schema, show: |_| Json::Null, read: Box::new(read) }
 }

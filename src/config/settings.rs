@@ -17,15 +17,15 @@ use std::fmt;
 pub struct RedactedSettings(Json);
 
 /// Placeholder for omitted values.
-const HIDDEN: &str = "…";
+const PLACEHOLDER: &str = "…";
 
 // === impl RedactedSettings ===
 
 impl RedactedSettings {
     /// Creates the settings of a tree, without secrets. `file` is the name of the configuration file, if
     /// there is one.
-    pub(super) fn of(file: Option<&str>, node: &Node) -> Self {
-        Self(json!({ "file": file, "settings": shown(node) }))
+    pub(super) fn from_tree(file: Option<&str>, node: &Node) -> Self {
+        Self(json!({ "file": file, "settings": redact(node) }))
     }
 
     /// Returns the settings as JSON: `file` and `settings`.
@@ -40,26 +40,26 @@ impl fmt::Debug for RedactedSettings {
     }
 }
 
-fn shown(node: &Node) -> Json {
+fn redact(node: &Node) -> Json {
     match &node.value {
-        NodeValue::List(items) => items.iter().map(shown).collect(),
+        NodeValue::List(items) => items.iter().map(redact).collect(),
         NodeValue::Map(entries) => {
-            entries.iter().map(|entry| (entry.key.clone(), shown_entry(entry))).collect()
+            entries.iter().map(|entry| (entry.key.clone(), redact_entry(entry))).collect()
         }
         // The value of a variable may be a secret.
-        NodeValue::Scalar { origin: TextOrigin::Variables(given), .. } => {
-            without_secrets(&given.written).into()
+        NodeValue::Scalar { origin: TextOrigin::Variables(interpolated), .. } => {
+            redact_url(&interpolated.written).into()
         }
-        NodeValue::Scalar { text, .. } => match node.scalar() {
+        NodeValue::Scalar { text, .. } => match node.scalar_type() {
             Some(ScalarType::Null) => Json::Null,
             Some(ScalarType::Bool(is_true)) => is_true.into(),
             Some(ScalarType::Number) => serde_json::from_str(text).unwrap_or_else(|_| text.as_str().into()),
-            Some(ScalarType::Text) | None => without_secrets(text).into(),
+            Some(ScalarType::Text) | None => redact_url(text).into(),
         },
     }
 }
 
-fn shown_entry(MapEntry { key, node, .. }: &MapEntry) -> Json {
+fn redact_entry(MapEntry { key, node, .. }: &MapEntry) -> Json {
     match (key.as_str(), &node.value) {
         // These are values of environment variables and headers; a single name under `env` is the source of a
         // secret.
@@ -67,29 +67,29 @@ fn shown_entry(MapEntry { key, node, .. }: &MapEntry) -> Json {
             .iter()
             .map(|entry| match entry.node.value {
                 // A mapping is the source of a secret, which may be shown.
-                NodeValue::Map(_) => (entry.key.clone(), shown(&entry.node)),
-                NodeValue::List(_) | NodeValue::Scalar { .. } => (entry.key.clone(), HIDDEN.into()),
+                NodeValue::Map(_) => (entry.key.clone(), redact(&entry.node)),
+                NodeValue::List(_) | NodeValue::Scalar { .. } => (entry.key.clone(), PLACEHOLDER.into()),
             })
             .collect(),
-        ("env", NodeValue::List(items)) => items.iter().map(|_| Json::from(HIDDEN)).collect(),
+        ("env", NodeValue::List(items)) => items.iter().map(|_| Json::from(PLACEHOLDER)).collect(),
         ("command", NodeValue::List(items)) => {
-            let program = items.iter().take(1).map(shown);
-            program.chain(items.iter().skip(1).map(|_| HIDDEN.into())).collect()
+            let program = items.iter().take(1).map(redact);
+            program.chain(items.iter().skip(1).map(|_| PLACEHOLDER.into())).collect()
         }
-        ("value", _) => HIDDEN.into(),
+        ("value", _) => PLACEHOLDER.into(),
         // A URL whose scheme comes from a variable may not look like a URL.
         (
             "url" | "endpoint" | "otlp" | "proxy" | "public_url",
-            NodeValue::Scalar { origin: TextOrigin::Variables(given), .. },
-        ) => UrlText::new(&given.written).shown(true).into(),
-        _ => shown(node),
+            NodeValue::Scalar { origin: TextOrigin::Variables(interpolated), .. },
+        ) => UrlText::new(&interpolated.written).display_form(true).into(),
+        _ => redact(node),
     }
 }
 
 /// Removes user, query and fragment from a URL; other texts are returned unchanged.
-fn without_secrets(text: &str) -> String {
+fn redact_url(text: &str) -> String {
     let url = UrlText::new(text);
-    if url.has_scheme() { url.shown(true) } else { text.to_owned() }
+    if url.has_scheme() { url.display_form(true) } else { text.to_owned() }
 }
 
 #[cfg(test)]
@@ -110,7 +110,7 @@ routes:
   - upstream: { url: 'http://host:2', headers: { X-Key: secret, X-Token: { env: TOKEN } } }
 ";
         let node = super::super::yaml::parse(text, &mut Vec::new()).expect("it is right");
-        let settings = RedactedSettings::of(Some("deferral.yaml"), &node);
+        let settings = RedactedSettings::from_tree(Some("deferral.yaml"), &node);
         assert_eq!(
             *settings.json(),
             json!({ "file": "deferral.yaml", "settings": {

@@ -7,7 +7,7 @@ use super::{
     problem::Problem,
     secret::SecretSource,
     section::{DiagnosticSink, SectionReader, Setting, ValueType, mapping},
-    value_types::{positive_duration, secret_location, server_url, source, text_value},
+    value_types::{positive_duration, read_source, secret_location, server_url, text_value},
     values::{self, InvalidValue},
     yaml::{MapEntry, Node, NodeValue, ScalarType},
 };
@@ -43,35 +43,35 @@ pub(super) struct OtlpKeys {
 struct OtelVariables<'a>(&'a Environment);
 
 /// Reads `telemetry`, which has the key `otlp`.
-pub(super) fn telemetry(s: &mut SectionReader<'_, '_>) -> Setting<OtlpSetting> {
+pub(super) fn read_telemetry(s: &mut SectionReader<'_, '_>) -> Setting<OtlpSetting> {
     let about = "Trace export: the URL of an OTLP collector, a mapping with more options, or `off`. \
                  Default: the OpenTelemetry environment variables (`OTEL_EXPORTER_OTLP_ENDPOINT`).";
     s.key("otlp", about).read(otlp_type())
 }
 
 /// Returns the export settings; `None` if tracing is off.
-pub(super) fn traces(
+pub(super) fn check_traces(
     written: Setting<OtlpSetting>,
     context: LoadContext<'_>,
     s: &mut SectionReader<'_, '_>,
 ) -> Option<ExportSettings> {
     let written = match written {
         Setting::Valid(SpannedValue { value: OtlpSetting::Off, .. }) | Setting::Invalid => return None,
-        Setting::Valid(SpannedValue { place, value: OtlpSetting::On(written) }) => Some((place, *written)),
+        Setting::Valid(SpannedValue { span, value: OtlpSetting::On(written) }) => Some((span, *written)),
         Setting::Unset => None,
     };
-    let place = written.as_ref().map_or(SourceSpan::Whole, |(place, _)| *place);
+    let span = written.as_ref().map_or(SourceSpan::Whole, |(span, _)| *span);
     if !cfg!(feature = "otlp") {
         if written.is_some() {
-            s.add_problem(place, "`otlp` needs a program that was built with the feature `otlp`; remove it");
+            s.add_problem(span, "`otlp` needs a program that was built with the feature `otlp`; remove it");
         }
         return None;
     }
-    match settings(written.map(|(_, written)| written), context) {
+    match export_settings(written.map(|(_, written)| written), context) {
         Ok(settings) => settings,
         Err(problems) => {
-            for (at, message) in problems {
-                s.add_problem(at.unwrap_or(place), message);
+            for (problem_span, message) in problems {
+                s.add_problem(problem_span.unwrap_or(span), message);
             }
             None
         }
@@ -79,13 +79,14 @@ pub(super) fn traces(
 }
 
 fn otlp_type() -> ValueType<'static, OtlpSetting> {
-    let ValueType { schema, read, .. } = mapping("`otlp`", |s| Some(OtlpSetting::On(Box::new(otlp_keys(s)))));
+    let ValueType { schema, read, .. } =
+        mapping("`otlp`", |s| Some(OtlpSetting::On(Box::new(read_otlp_keys(s)))));
     let url = server_url;
     let schema = move || json!({ "anyOf": [(url().schema)(), { "enum": ["off", false] }, schema()] });
     let single = url().read;
     let read = move |node: &Node, report: &mut DiagnosticSink| match &node.value {
         NodeValue::Map(_) => read(node, report),
-        _ if node.scalar() == Some(ScalarType::Bool(false)) || node.characters() == Some("off") => {
+        _ if node.scalar_type() == Some(ScalarType::Bool(false)) || node.scalar_text() == Some("off") => {
             Some(OtlpSetting::Off)
         }
         _ => single(node, report)
@@ -94,12 +95,12 @@ fn otlp_type() -> ValueType<'static, OtlpSetting> {
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-fn otlp_keys(s: &mut SectionReader<'_, '_>) -> OtlpKeys {
+fn read_otlp_keys(s: &mut SectionReader<'_, '_>) -> OtlpKeys {
     let endpoint = s.key("endpoint", "URL of the collector, as in `http://127.0.0.1:4318`.");
     let endpoint = endpoint.read(server_url());
     let protocol = s.key("protocol", "Protocol of the export: `http` (protobuf in a POST) or `grpc`.");
     let protocol =
-        protocol.with_default("http").read(text_value(json!({ "enum": ["http", "grpc"] }), protocol_of));
+        protocol.with_default("http").read(text_value(json!({ "enum": ["http", "grpc"] }), parse_protocol));
     let headers = s.key("headers", "Headers of each export request, such as an API key: each a secret.");
     let headers = headers.read(headers_type());
     let share = s.key(
@@ -108,7 +109,7 @@ fn otlp_keys(s: &mut SectionReader<'_, '_>) -> OtlpKeys {
     );
     let share = share
         .with_default("100%")
-        .read(text_value(json!({ "type": "string", "pattern": "^[0-9.]+%$" }), percent));
+        .read(text_value(json!({ "type": "string", "pattern": "^[0-9.]+%$" }), parse_percent));
     let timeout = s.key("timeout", "Time for one export request.");
     let timeout = timeout.with_default(&values::show_duration(TIMEOUT)).read(positive_duration());
     OtlpKeys {
@@ -120,7 +121,7 @@ fn otlp_keys(s: &mut SectionReader<'_, '_>) -> OtlpKeys {
     }
 }
 
-fn protocol_of(text: &str) -> Result<OtlpProtocol, InvalidValue> {
+fn parse_protocol(text: &str) -> Result<OtlpProtocol, InvalidValue> {
     match text {
         "http" | "http/protobuf" => Ok(OtlpProtocol::Http),
         "grpc" => Ok(OtlpProtocol::Grpc),
@@ -128,7 +129,7 @@ fn protocol_of(text: &str) -> Result<OtlpProtocol, InvalidValue> {
     }
 }
 
-fn percent(text: &str) -> Result<f64, InvalidValue> {
+fn parse_percent(text: &str) -> Result<f64, InvalidValue> {
     let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
     number.filter(|number| (0.0..=100.0).contains(number)).map(|number| number / 100.0).ok_or_else(|| {
         InvalidValue(format!("`{text}` is not a share; write it from `0%` to `100%`, as in `10%`"))
@@ -137,23 +138,24 @@ fn percent(text: &str) -> Result<f64, InvalidValue> {
 
 /// The type of `headers`: a mapping of names to the sources of their values.
 fn headers_type() -> ValueType<'static, Vec<(HeaderName, SpannedValue<SecretSource>)>> {
-    let value =
-        || secret_location("the header's value", mapping("a header", |s| source(s, "the header's value")));
+    let value = || {
+        secret_location("the header's value", mapping("a header", |s| read_source(s, "the header's value")))
+    };
     let reader = value().read;
     let read = move |node: &Node, report: &mut DiagnosticSink| {
         let NodeValue::Map(entries) = &node.value else {
             let message =
                 format!("must be a mapping (`NAME: {{ env: VARIABLE }}`), not {}", node.type_name());
-            report.problems.push(Problem::new(node.place, message));
+            report.problems.push(Problem::new(node.span, message));
             return None;
         };
         let read = |entry: &MapEntry| {
             let name = values::forwarded_name(&entry.key);
             if let Err(InvalidValue(message)) = &name {
-                report.problems.push(Problem::new(entry.key_place, message.clone()));
+                report.problems.push(Problem::new(entry.key_span, message.clone()));
             }
             let value = reader(&entry.node, report);
-            Some((name.ok()?, SpannedValue::new(entry.node.place, value?)))
+            Some((name.ok()?, SpannedValue::new(entry.node.span, value?)))
         };
         let read: Vec<_> = entries.iter().map(read).collect();
         read.into_iter().collect()
@@ -166,55 +168,55 @@ fn headers_type() -> ValueType<'static, Vec<(HeaderName, SpannedValue<SecretSour
 type OtlpProblems = Vec<(Option<SourceSpan>, String)>;
 
 /// Returns the export settings from file and environment; `None` if neither names a collector.
-fn settings(
+fn export_settings(
     written: Option<OtlpKeys>,
     context: LoadContext<'_>,
 ) -> Result<Option<ExportSettings>, OtlpProblems> {
-    let of = OtelVariables(context.environment);
+    let variables = OtelVariables(context.environment);
     let is_written = written.is_some();
     let OtlpKeys { endpoint, protocol, headers, share, timeout } = written.unwrap_or_default();
-    if !is_written && of.is_disabled() {
+    if !is_written && variables.is_disabled() {
         return Ok(None);
     }
-    let mut wrong = OtlpProblems::new();
-    let protocol = protocol.unwrap_or_else(|| of.protocol(&mut wrong));
+    let mut problems = OtlpProblems::new();
+    let protocol = protocol.unwrap_or_else(|| variables.protocol(&mut problems));
     let endpoint = match endpoint {
         Some(url) if url.has_variables() => Some((protocol.endpoint(url.uri()), url.shown().to_owned())),
-        Some(url) => Some(shown(protocol.endpoint(url.uri()))),
-        None => of.endpoint(protocol, &mut wrong).map(shown),
+        Some(url) => Some(with_display_text(protocol.endpoint(url.uri()))),
+        None => variables.endpoint(protocol, &mut problems).map(with_display_text),
     };
     let Some((endpoint, shown)) = endpoint else {
-        if is_written && wrong.is_empty() {
+        if is_written && problems.is_empty() {
             let message =
                 "`otlp` names no collector; add `endpoint`, as in `endpoint: http://127.0.0.1:4318`";
-            wrong.push((None, message.to_owned()));
+            problems.push((None, message.to_owned()));
         }
-        return if wrong.is_empty() { Ok(None) } else { Err(wrong) };
+        return if problems.is_empty() { Ok(None) } else { Err(problems) };
     };
     let mut settings = ExportSettings {
         endpoint,
         shown,
         sampler: share.map_or_else(
-            || of.sampler(&mut wrong),
+            || variables.sampler(&mut problems),
             |share| TraceSampler { share, ..TraceSampler::default() },
         ),
-        timeout: timeout.unwrap_or_else(|| of.timeout(&mut wrong)),
-        resource: of.resource(&mut wrong),
+        timeout: timeout.unwrap_or_else(|| variables.timeout(&mut problems)),
+        resource: variables.resource(&mut problems),
         ..ExportSettings::for_collector(&Uri::from_static("http://collector"), protocol)
     };
-    of.headers(&mut settings, &mut wrong);
-    of.reject_unsupported(&mut wrong);
-    for (name, SpannedValue { place, value }) in headers {
-        match value.header(context) {
+    variables.headers(&mut settings, &mut problems);
+    variables.reject_unsupported(&mut problems);
+    for (name, SpannedValue { span, value }) in headers {
+        match value.read_header(context) {
             Ok(value) => drop(settings.headers.insert(name, value)),
-            Err(InvalidValue(message)) => wrong.push((Some(place), message)),
+            Err(InvalidValue(message)) => problems.push((Some(span), message)),
         }
     }
-    if wrong.is_empty() { Ok(Some(settings)) } else { Err(wrong) }
+    if problems.is_empty() { Ok(Some(settings)) } else { Err(problems) }
 }
 
 /// Returns an endpoint with its display text.
-fn shown(endpoint: Uri) -> (Uri, String) {
+fn with_display_text(endpoint: Uri) -> (Uri, String) {
     let shown = ServerUrl::from(endpoint.clone()).shown().to_owned();
     (endpoint, shown)
 }
@@ -223,28 +225,28 @@ fn shown(endpoint: Uri) -> (Uri, String) {
 
 impl OtelVariables<'_> {
     fn get(&self, name: &str) -> Option<String> {
-        self.0.text(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+        self.0.get_text(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 
     /// Returns the value of the traces-specific variable, or else of the general one, with its name.
-    fn otlp(&self, what: &str) -> Option<(String, String)> {
-        let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
+    fn otlp(&self, suffix: &str) -> Option<(String, String)> {
+        let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{suffix}"), format!("OTEL_EXPORTER_OTLP_{suffix}")];
         names.into_iter().find_map(|name| self.get(&name).map(|text| (name, text)))
     }
 
     /// Rejects variables whose settings are not supported, rather than ignoring them.
-    fn reject_unsupported(&self, wrong: &mut OtlpProblems) {
+    fn reject_unsupported(&self, problems: &mut OtlpProblems) {
         if let Some((name, text)) = self.otlp("COMPRESSION").filter(|(_, text)| text != "none") {
             let message = format!("compression `{text}` of exports is not supported; use none, or unset it");
-            wrong.push(variable_problem(&name, &message));
+            problems.push(variable_problem(&name, &message));
         }
         if let Some((name, _)) = self.otlp("CERTIFICATE") {
             let message = "a certificate file for the collector is not supported: certificates are verified against the system's roots; use `SSL_CERT_FILE`, and unset this";
-            wrong.push(variable_problem(&name, message));
+            problems.push(variable_problem(&name, message));
         }
         for (name, _) in ["CLIENT_CERTIFICATE", "CLIENT_KEY"].iter().filter_map(|what| self.otlp(what)) {
             let message = "client certificates for the collector are not supported; send a key with `OTEL_EXPORTER_OTLP_HEADERS`, and unset this";
-            wrong.push(variable_problem(&name, message));
+            problems.push(variable_problem(&name, message));
         }
     }
 
@@ -253,51 +255,51 @@ impl OtelVariables<'_> {
             || self.get("OTEL_TRACES_EXPORTER").is_some_and(|text| text == "none")
     }
 
-    fn endpoint(&self, protocol: OtlpProtocol, wrong: &mut OtlpProblems) -> Option<Uri> {
+    fn endpoint(&self, protocol: OtlpProtocol, problems: &mut OtlpProblems) -> Option<Uri> {
         let (name, text) = self.otlp("ENDPOINT")?;
         match values::upstream_url(&text) {
             // The traces-specific endpoint is used as is.
             Ok(url) if name.contains("TRACES") && protocol == OtlpProtocol::Http => Some(url),
             Ok(url) => Some(protocol.endpoint(&url)),
             Err(InvalidValue(message)) => {
-                wrong.push(variable_problem(&name, &message));
+                problems.push(variable_problem(&name, &message));
                 None
             }
         }
     }
 
-    fn protocol(&self, wrong: &mut OtlpProblems) -> OtlpProtocol {
+    fn protocol(&self, problems: &mut OtlpProblems) -> OtlpProtocol {
         let Some((name, text)) = self.otlp("PROTOCOL") else { return OtlpProtocol::default() };
-        protocol_of(&text).unwrap_or_else(|_| {
+        parse_protocol(&text).unwrap_or_else(|_| {
             let message = format!("unknown protocol `{text}`; use http/protobuf or grpc");
-            wrong.push(variable_problem(&name, &message));
+            problems.push(variable_problem(&name, &message));
             OtlpProtocol::default()
         })
     }
 
-    fn timeout(&self, wrong: &mut OtlpProblems) -> Duration {
+    fn timeout(&self, problems: &mut OtlpProblems) -> Duration {
         let Some((name, text)) = self.otlp("TIMEOUT") else { return TIMEOUT };
         match text.parse() {
             Ok(millis) if millis > 0 => Duration::from_millis(millis),
             _ => {
-                wrong.push(variable_problem(&name, &format!("`{text}` is not a number of milliseconds")));
+                problems.push(variable_problem(&name, &format!("`{text}` is not a number of milliseconds")));
                 TIMEOUT
             }
         }
     }
 
     /// Parses headers as `key=value` pairs. Their values may be secrets and are not shown.
-    fn headers(&self, settings: &mut ExportSettings, wrong: &mut OtlpProblems) {
+    fn headers(&self, settings: &mut ExportSettings, problems: &mut OtlpProblems) {
         let Some((name, text)) = self.otlp("HEADERS") else { return };
         for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
             let read = pair.split_once('=').and_then(|(key, value)| {
-                let value = HeaderValue::from_str(&decoded(value.trim())?).ok()?;
+                let value = HeaderValue::from_str(&percent_decode(value.trim())?).ok()?;
                 Some((values::forwarded_name(key.trim()).ok()?, value))
             });
             match read {
                 Some((key, value)) => drop(settings.headers.insert(key, value)),
                 None => {
-                    return wrong.push(variable_problem(
+                    return problems.push(variable_problem(
                         &name,
                         "it is not a list of `name=value` pairs, separated by commas",
                     ));
@@ -306,7 +308,7 @@ impl OtelVariables<'_> {
         }
     }
 
-    fn sampler(&self, wrong: &mut OtlpProblems) -> TraceSampler {
+    fn sampler(&self, problems: &mut OtlpProblems) -> TraceSampler {
         let Some(text) = self.get("OTEL_TRACES_SAMPLER") else { return TraceSampler::default() };
         let (follows_parent, root) = match text.strip_prefix("parentbased_") {
             Some(root) => (true, root),
@@ -320,7 +322,7 @@ impl OtelVariables<'_> {
                 Some((Ok(share), _)) if (0.0..=1.0).contains(&share) => share,
                 Some((_, share)) => {
                     let message = format!("`{share}` is not a share from 0 to 1");
-                    wrong.push(variable_problem("OTEL_TRACES_SAMPLER_ARG", &message));
+                    problems.push(variable_problem("OTEL_TRACES_SAMPLER_ARG", &message));
                     1.0
                 }
             },
@@ -328,21 +330,21 @@ impl OtelVariables<'_> {
                 let message = format!(
                     "unknown sampler `{text}`; use always_on, always_off or traceidratio, or parentbased_ before one of them"
                 );
-                wrong.push(variable_problem("OTEL_TRACES_SAMPLER", &message));
+                problems.push(variable_problem("OTEL_TRACES_SAMPLER", &message));
                 1.0
             }
         };
         TraceSampler { follows_parent, share }
     }
 
-    fn resource(&self, wrong: &mut OtlpProblems) -> Vec<(String, String)> {
+    fn resource(&self, problems: &mut OtlpProblems) -> Vec<(String, String)> {
         let name = "OTEL_RESOURCE_ATTRIBUTES";
         let mut resource = Vec::new();
         for pair in self.get(name).iter().flat_map(|text| text.split(',')).filter(|it| !it.trim().is_empty())
         {
-            match pair.split_once('=').and_then(|(key, value)| Some((key, decoded(value.trim())?))) {
+            match pair.split_once('=').and_then(|(key, value)| Some((key, percent_decode(value.trim())?))) {
                 Some((key, value)) if !key.trim().is_empty() => resource.push((key.trim().to_owned(), value)),
-                _ => wrong.push(variable_problem(name, &format!("`{pair}` is not `key=value`"))),
+                _ => problems.push(variable_problem(name, &format!("`{pair}` is not `key=value`"))),
             }
         }
         if let Some(service) = self.get("OTEL_SERVICE_NAME") {
@@ -358,18 +360,18 @@ fn variable_problem(name: &str, message: &str) -> (Option<SourceSpan>, String) {
 }
 
 /// Decodes a percent-encoded value, as of W3C baggage; `None` if it is invalid.
-fn decoded(text: &str) -> Option<String> {
+fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, more)) = rest.split_first() {
-        rest = more;
+    let mut input = text.as_bytes();
+    while let Some((&byte, more)) = input.split_first() {
+        input = more;
         if byte != b'%' {
             bytes.push(byte);
             continue;
         }
-        let (pair, more) = rest.split_at_checked(2)?;
+        let (pair, more) = input.split_at_checked(2)?;
         bytes.push(u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?);
-        rest = more;
+        input = more;
     }
     String::from_utf8(bytes).ok()
 }
@@ -386,7 +388,8 @@ mod tests {
     ) -> Result<Option<ExportSettings>, Vec<String>> {
         let environment = variables.iter().copied().collect();
         let context = LoadContext { folder: Path::new(""), checks_files: false, environment: &environment };
-        settings(written, context).map_err(|wrong| wrong.into_iter().map(|(_, message)| message).collect())
+        export_settings(written, context)
+            .map_err(|wrong| wrong.into_iter().map(|(_, message)| message).collect())
     }
 
     fn collector(url: &'static str) -> Option<OtlpKeys> {

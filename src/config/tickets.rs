@@ -3,7 +3,7 @@
 use super::{
     SpannedValue,
     section::{SectionReader, Setting, ValueType, list, mapping},
-    value_types::{client_match, duration_or_off, pattern, positive_duration, text, text_value},
+    value_types::{duration_or_off, pattern, positive_duration, read_client_match, text, text_value},
     values::InvalidValue,
 };
 use crate::{
@@ -13,8 +13,8 @@ use crate::{
 use serde_json::Value as Json;
 
 /// Reads `ticket`: how long a call may run before a client without task support gets a ticket.
-pub(super) fn after(s: &mut SectionReader<'_, '_>, about: &'static str) -> TicketAfter {
-    match s.key("ticket", about).read(duration_or_off()).ok() {
+pub(super) fn read_ticket_after(s: &mut SectionReader<'_, '_>, description: &'static str) -> TicketAfter {
+    match s.key("ticket", description).read(duration_or_off()).ok() {
         None => TicketAfter::Inherited,
         Some(None) => TicketAfter::Never,
         Some(Some(after)) => TicketAfter::After(after),
@@ -22,18 +22,18 @@ pub(super) fn after(s: &mut SectionReader<'_, '_>, about: &'static str) -> Ticke
 }
 
 /// Reads `tickets`. `has_times` is set if the route or one of its tool rules sets a ticket time.
-pub(super) fn tickets(s: &mut SectionReader<'_, '_>, has_times: bool) -> TicketPolicy {
+pub(super) fn read_tickets(s: &mut SectionReader<'_, '_>, has_times: bool) -> TicketPolicy {
     let holders = s.key(
         "for",
         "Clients that get tickets, among those without task support. First match wins. Default: all of \
          them.",
     );
-    let holders = holders.read(list(mapping("a ticket client", holder)).non_empty());
-    if let Setting::Valid(SpannedValue { place, value }) = &holders
+    let holders = holders.read(list(mapping("a ticket client", read_holder)).non_empty());
+    if let Setting::Valid(SpannedValue { span, value }) = &holders
         && value.is_empty()
     {
         s.add_problem(
-            *place,
+            *span,
             "`for` is empty; add a client, or remove the key for all clients without task support",
         );
     }
@@ -57,33 +57,33 @@ pub(super) fn tickets(s: &mut SectionReader<'_, '_>, has_times: bool) -> TicketP
     };
     if s.is_written() && !may_have_times && !tickets.has_thresholds() {
         s.add_problem(
-            s.place,
+            s.span,
             "`tickets` has no effect without a time; set `held: { ticket: 45s }`, the `ticket` of a tool, or an `after`",
         );
     }
     tickets
 }
 
-fn holder(s: &mut SectionReader<'_, '_>) -> Option<TicketHolder> {
+fn read_holder(s: &mut SectionReader<'_, '_>) -> Option<TicketHolder> {
     s.require_one_of(&[&["header", "value"], &["principal"], &["client"]]);
     let name = s.key(
         "client",
         "Name that the client sends (`clientInfo.name`); `*` matches any characters, `?` one.",
     );
-    let sign = match (name.read(pattern()), client_match(s)) {
+    let holder_match = match (name.read(pattern()), read_client_match(s)) {
         (Setting::Invalid, _) | (_, Setting::Invalid) => None,
         (Setting::Valid(name), Setting::Unset) => Some(HolderMatch::Name(name.value)),
         (Setting::Unset, Setting::Valid(sign)) => Some(HolderMatch::Client(sign.value)),
         (Setting::Valid(_), Setting::Valid(_)) => {
             s.add_problem(
-                s.place,
+                s.span,
                 "the client match has both `client` and another; write two entries, either is enough",
             );
             None
         }
         (Setting::Unset, Setting::Unset) => {
             let message = "the client match has neither `client`, nor `header` with `value`, nor `principal`; add one of them";
-            s.add_problem(s.place, message);
+            s.add_problem(s.span, message);
             None
         }
     };
@@ -91,18 +91,21 @@ fn holder(s: &mut SectionReader<'_, '_>) -> Option<TicketHolder> {
     let after = after.read(positive_duration()).ok();
     let wait = s.key("wait", "How long one call of `deferral_result` of this client waits for the result.");
     let wait = wait.read(positive_duration()).ok();
-    Some(TicketHolder { client_match: sign?, after, result_wait: wait })
+    Some(TicketHolder { client_match: holder_match?, after, result_wait: wait })
 }
 
 /// The type of `text`: the text for the model, with placeholders for the call.
 fn ticket_text() -> ValueType<'static, String> {
     let ValueType { schema, show, .. } = text();
     let read = text_value(Json::Null, |text: &str| {
-        if let Some(missing) = REQUIRED_PLACEHOLDERS.into_iter().find(|place| !text.contains(place)) {
-            let why = format!("must contain `{missing}`, without which the model cannot fetch the result");
-            return Err(InvalidValue(why));
+        if let Some(missing) =
+            REQUIRED_PLACEHOLDERS.into_iter().find(|placeholder| !text.contains(placeholder))
+        {
+            let message =
+                format!("must contain `{missing}`, without which the model cannot fetch the result");
+            return Err(InvalidValue(message));
         }
-        match find_placeholders(text).find(|place| !PLACEHOLDERS.contains(place)) {
+        match find_placeholders(text).find(|placeholder| !PLACEHOLDERS.contains(placeholder)) {
             Some(unknown) => Err(InvalidValue(format!(
                 "unknown placeholder `{unknown}`; there are {}",
                 PLACEHOLDERS.join(", ")

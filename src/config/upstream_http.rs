@@ -5,8 +5,8 @@ use super::{
     cross_checks::private_key,
     environment::LoadContext,
     problem::{Problem, SourceSpan},
-    section::{DiagnosticSink, SectionReader, Setting, ValueType, leaf, mapping},
-    value_types::{boolean, key_location, or_variable, source, string, text, warn_literal_secret},
+    section::{DiagnosticSink, SectionReader, Setting, ValueType, mapping, read_scalar},
+    value_types::{boolean, key_location, or_variable, read_source, string, text, warn_literal_secret},
     values::{self, InvalidValue},
     yaml::{MapEntry, Node, NodeValue, ScalarType},
 };
@@ -31,7 +31,7 @@ pub(super) struct HttpUpstreamKeys {
 const IDENTITY_HEADERS: [HeaderName; 2] = [header::AUTHORIZATION, header::COOKIE];
 
 /// Reads the keys of `upstream` that apply to a server at a URL.
-pub(super) fn http_upstream_keys(
+pub(super) fn read_http_upstream_keys(
     s: &mut SectionReader<'_, '_>,
     context: LoadContext<'_>,
 ) -> HttpUpstreamKeys {
@@ -43,7 +43,7 @@ pub(super) fn http_upstream_keys(
     );
     let headers = headers.read(headers_type(context));
     let tls = s.key("tls", "TLS with the server.");
-    let tls = tls.read(mapping("`tls`", move |s| tls_of(s, context)));
+    let tls = tls.read(mapping("`tls`", move |s| read_tls(s, context)));
     let proxy = s.key(
         "proxy",
         "HTTP proxy for connections to the server, or `off`: a CONNECT tunnel for `https://`, plain \
@@ -60,16 +60,14 @@ pub(super) fn http_upstream_keys(
 
 /// The type of `headers`: a mapping of names to values, or to the sources of secrets.
 fn headers_type(context: LoadContext<'_>) -> ValueType<'_, HeaderMap> {
-    let ValueType { schema: elsewhere, read: where_it_is, .. } =
-        mapping("a header", |s| source(s, "the value"));
+    let ValueType { schema: secret_schema, read: read_secret, .. } =
+        mapping("a header", |s| read_source(s, "the value"));
     let value = move |node: &Node, report: &mut DiagnosticSink| match node.value {
         NodeValue::Map(_) => {
-            let value = where_it_is(node, report)?.header(context);
-            value
-                .map_err(|InvalidValue(message)| report.problems.push(Problem::new(node.place, message)))
-                .ok()
+            let value = read_secret(node, report)?.read_header(context);
+            value.map_err(|InvalidValue(message)| report.problems.push(Problem::new(node.span, message))).ok()
         }
-        NodeValue::List(_) | NodeValue::Scalar { .. } => leaf(node, report, |text| {
+        NodeValue::List(_) | NodeValue::Scalar { .. } => read_scalar(node, report, |text| {
             values::header_value(text)?;
             let mut value = HeaderValue::from_str(text).expect("the header value has been validated");
             value.set_sensitive(true);
@@ -79,12 +77,12 @@ fn headers_type(context: LoadContext<'_>) -> ValueType<'_, HeaderMap> {
     let read = move |node: &Node, report: &mut DiagnosticSink| {
         let NodeValue::Map(entries) = &node.value else {
             let message = format!("must be a mapping (`NAME: value`), not {}", node.type_name());
-            report.problems.push(Problem::new(node.place, message));
+            report.problems.push(Problem::new(node.span, message));
             return None;
         };
         let mut headers = HeaderMap::new();
         let (mut names, before) = (Vec::new(), report.problems.len());
-        for MapEntry { key, key_place, node } in entries {
+        for MapEntry { key, key_span, node } in entries {
             let name = values::sent_header(key).and_then(|name| match names.contains(&name) {
                 true => Err(InvalidValue(format!(
                     "`{key}` is listed twice, with different capitalisation; remove one of the two"
@@ -92,12 +90,12 @@ fn headers_type(context: LoadContext<'_>) -> ValueType<'_, HeaderMap> {
                 false => Ok(name),
             });
             let name = name
-                .map_err(|InvalidValue(message)| report.problems.push(Problem::new(*key_place, message)))
+                .map_err(|InvalidValue(message)| report.problems.push(Problem::new(*key_span, message)))
                 .ok();
             names.extend(name.clone());
-            let known = report.problems.len();
+            let first_new = report.problems.len();
             let value = value(node, report);
-            for Problem { message, .. } in &mut report.problems[known..] {
+            for Problem { message, .. } in &mut report.problems[first_new..] {
                 if message.starts_with("must ") {
                     message.insert_str(0, &format!("the header `{key}` "));
                 }
@@ -110,7 +108,7 @@ fn headers_type(context: LoadContext<'_>) -> ValueType<'_, HeaderMap> {
         (report.problems.len() == before).then_some(headers)
     };
     let schema = move || {
-        let value = json!({ "anyOf": [{ "type": "string" }, elsewhere()] });
+        let value = json!({ "anyOf": [{ "type": "string" }, secret_schema()] });
         json!({ "type": "object", "additionalProperties": value })
     };
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
@@ -118,14 +116,14 @@ fn headers_type(context: LoadContext<'_>) -> ValueType<'_, HeaderMap> {
 
 /// Warns of literal credentials in the file, which is printed, copied and put under version control.
 fn warn_literal_credentials(name: &HeaderName, node: &Node, report: &mut DiagnosticSink) {
-    let is_literal = node.characters().is_some() && node.interpolation().is_none();
-    if let (SourceSpan::File { .. }, true, true) = (node.place, is_literal, is_credential_header(name)) {
+    let is_literal = node.scalar_text().is_some() && node.interpolation().is_none();
+    if let (SourceSpan::File { .. }, true, true) = (node.span, is_literal, is_credential_header(name)) {
         let message = format!(
             "warning: the value of `{name}` is in a file that is printed, copied and put under version \
              control; name its source: `{{ file: PATH }}` or `{{ env: NAME }}`, or set an environment \
              variable and write `${{NAME}}` instead"
         );
-        report.warnings.push(Problem::new(node.place, message));
+        report.warnings.push(Problem::new(node.span, message));
     }
 }
 
@@ -137,7 +135,7 @@ fn is_credential_header(name: &HeaderName) -> bool {
         || name.as_str().ends_with("token")
 }
 
-fn tls_of(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<UpstreamTls> {
+fn read_tls(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<UpstreamTls> {
     let ca = s.key("ca", "PEM file of the certificate authorities that the server's certificate is verified against. Default: those of the system.");
     let ca = ca.read(text());
     let cert = s.key("cert", "PEM file of the client certificate for the server, with its intermediates.");
@@ -147,22 +145,22 @@ fn tls_of(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<Ups
         .read(key_location());
     let name =
         s.key("server_name", "Server name for SNI and certificate verification. Default: the host of `url`.");
-    let name = name.read(string(server_name));
+    let name = name.read(string(parse_server_name));
     match (&cert, &key) {
         (Setting::Valid(cert), Setting::Unset) => {
-            s.add_problem(cert.place, "`cert` has no `key`; add `key`, the file of its private key")
+            s.add_problem(cert.span, "`cert` has no `key`; add `key`, the file of its private key")
         }
         (Setting::Unset, Setting::Valid(key)) => {
-            s.add_problem(key.place, "`key` has no `cert`; add `cert`, the file of its certificate")
+            s.add_problem(key.span, "`key` has no `cert`; add `cert`, the file of its certificate")
         }
         _ => {}
     }
     if ca.is_unset() && cert.is_unset() && key.is_unset() && name.is_unset() {
-        s.add_problem(s.place, "`tls` is empty; add `ca`, `cert` and `key`, or `server_name`");
+        s.add_problem(s.span, "`tls` is empty; add `ca`, `cert` and `key`, or `server_name`");
         return None;
     }
     let file = |set: &Setting<String>| match set {
-        Setting::Valid(SpannedValue { place, value }) => Ok(Some((*place, context.folder.join(value)))),
+        Setting::Valid(SpannedValue { span, value }) => Ok(Some((*span, context.folder.join(value)))),
         Setting::Unset => Ok(None),
         Setting::Invalid => Err(()),
     };
@@ -181,23 +179,23 @@ fn tls_of(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<Ups
         Setting::Unset => None,
         Setting::Invalid => return None,
     };
-    let path = |file: &Option<_>| file.as_ref().map(|(place, _)| *place);
-    let places = (path(&ca), path(&cert), key.map(|key| key.place));
+    let span_of = |file: &Option<_>| file.as_ref().map(|(span, _)| *span);
+    let spans = (span_of(&ca), span_of(&cert), key.map(|key| key.span));
     match UpstreamTls::read(TlsFiles { ca: ca.map(|(_, path)| path), identity, name }) {
         Ok(tls) => Some(tls),
         Err(error) => {
-            let place = match &error {
-                TlsError::Authorities { .. } => places.0,
-                TlsError::Certificate { .. } | TlsError::Pair { .. } => places.1,
-                TlsError::Key { .. } => places.2,
+            let span = match &error {
+                TlsError::Authorities { .. } => spans.0,
+                TlsError::Certificate { .. } | TlsError::Pair { .. } => spans.1,
+                TlsError::Key { .. } => spans.2,
             };
-            s.add_problem(place.unwrap_or(s.place), error.to_string());
+            s.add_problem(span.unwrap_or(s.span), error.to_string());
             None
         }
     }
 }
 
-fn server_name(text: &str) -> Result<ServerName<'static>, InvalidValue> {
+fn parse_server_name(text: &str) -> Result<ServerName<'static>, InvalidValue> {
     ServerName::try_from(text.to_owned()).map_err(|_| {
         InvalidValue(format!(
             "`{text}` is not a server name; write a host name only, as in `tools.example.com`"
@@ -207,11 +205,11 @@ fn server_name(text: &str) -> Result<ServerName<'static>, InvalidValue> {
 
 /// The type of `proxy`: the URL of a proxy, which may contain a password and is not shown, or `off`.
 fn proxy_type() -> ValueType<'static, Option<Proxy>> {
-    let read = |node: &Node, report: &mut DiagnosticSink| match node.scalar() {
+    let read = |node: &Node, report: &mut DiagnosticSink| match node.scalar_type() {
         Some(ScalarType::Bool(false)) => Some(None),
         _ => {
             warn_literal_secret(node, report);
-            leaf(node, report, |text| match text {
+            read_scalar(node, report, |text| match text {
                 "off" => Ok(None),
                 text => {
                     let proxy = Proxy::parse(text).map(Some);
@@ -234,19 +232,21 @@ fn proxy_type() -> ValueType<'static, Option<Proxy>> {
 /// # Errors
 /// A message that names the variable whose value is not a valid proxy.
 fn proxy_from_environment(url: &Uri, context: LoadContext<'_>) -> Result<Option<Proxy>, InvalidValue> {
-    let of = |name: &'static str| {
-        let value = context.environment.text(name).map(str::trim).filter(|value| !value.is_empty());
+    let get = |name: &'static str| {
+        let value = context.environment.get_text(name).map(str::trim).filter(|value| !value.is_empty());
         value.map(|value| (name, value))
     };
-    let first = |names: &[&'static str]| names.iter().find_map(|name| of(name));
-    let named = match url.scheme_str() {
+    let first = |names: &[&'static str]| names.iter().find_map(|name| get(name));
+    let variable = match url.scheme_str() {
         Some("https") => first(&["HTTPS_PROXY", "https_proxy"]),
-        _ if of("REQUEST_METHOD").is_some() => of("http_proxy"),
+        _ if get("REQUEST_METHOD").is_some() => get("http_proxy"),
         _ => first(&["HTTP_PROXY", "http_proxy"]),
     };
-    let Some((name, value)) = named.or_else(|| first(&["ALL_PROXY", "all_proxy"])) else { return Ok(None) };
-    let spared = first(&["NO_PROXY", "no_proxy"]).map_or("", |(_, spared)| spared);
-    if Proxy::is_bypassed(url, spared) {
+    let Some((name, value)) = variable.or_else(|| first(&["ALL_PROXY", "all_proxy"])) else {
+        return Ok(None);
+    };
+    let no_proxy = first(&["NO_PROXY", "no_proxy"]).map_or("", |(_, value)| value);
+    if Proxy::is_bypassed(url, no_proxy) {
         return Ok(None);
     }
     Proxy::parse(value).map(Some).map_err(|why: ProxyUrlError| {
@@ -260,10 +260,10 @@ fn proxy_from_environment(url: &Uri, context: LoadContext<'_>) -> Result<Option<
 
 impl HttpUpstreamKeys {
     /// Returns the names of the keys that are written, with their positions.
-    pub(super) fn keys(&self) -> Vec<SpannedValue<&'static str>> {
+    pub(super) fn written_keys(&self) -> Vec<SpannedValue<&'static str>> {
         fn key<T>(name: &'static str, set: &Setting<T>) -> Option<SpannedValue<&'static str>> {
             match set {
-                Setting::Valid(SpannedValue { place, .. }) => Some(SpannedValue::new(*place, name)),
+                Setting::Valid(SpannedValue { span, .. }) => Some(SpannedValue::new(*span, name)),
                 Setting::Unset | Setting::Invalid => None,
             }
         }
@@ -279,11 +279,11 @@ impl HttpUpstreamKeys {
     /// Returns the configured header that makes all clients look the same to the server, if there is one, and
     /// its position.
     pub(super) fn identity_header(&self) -> Option<SpannedValue<&HeaderName>> {
-        let Setting::Valid(SpannedValue { place, value: headers }) = &self.headers else { return None };
+        let Setting::Valid(SpannedValue { span, value: headers }) = &self.headers else { return None };
         IDENTITY_HEADERS
             .iter()
             .find(|name| headers.contains_key(*name))
-            .map(|name| SpannedValue::new(*place, name))
+            .map(|name| SpannedValue::new(*span, name))
     }
 
     /// Returns the connection settings for the server at this URL.
@@ -294,9 +294,9 @@ impl HttpUpstreamKeys {
         s: &mut SectionReader<'_, '_>,
     ) -> upstream::Config {
         let is_plain = url.value.uri().scheme_str() == Some("http");
-        if let (Setting::Valid(SpannedValue { place, .. }), true) = (&self.tls, is_plain) {
+        if let (Setting::Valid(SpannedValue { span, .. }), true) = (&self.tls, is_plain) {
             s.add_problem(
-                *place,
+                *span,
                 "`tls` needs a `url` with `https`, and this one has `http`; change the `url`, or remove `tls`",
             );
         }
@@ -305,7 +305,7 @@ impl HttpUpstreamKeys {
             Setting::Invalid => None,
             Setting::Unset => {
                 proxy_from_environment(url.value.uri(), context).unwrap_or_else(|InvalidValue(message)| {
-                    s.add_problem(url.place, message);
+                    s.add_problem(url.span, message);
                     None
                 })
             }

@@ -22,7 +22,7 @@ pub(super) struct UrlText<'t> {
 }
 
 /// Placeholder for hidden parts.
-const HIDDEN: &str = "…";
+const PLACEHOLDER: &str = "…";
 
 /// Query parameters whose names indicate a secret.
 const SECRET_PARAMETERS: [&str; 9] =
@@ -33,20 +33,20 @@ const SECRET_PARAMETERS: [&str; 9] =
 impl<'t> UrlText<'t> {
     /// Splits a text into the parts of a URL.
     pub(super) fn new(text: &'t str) -> Self {
-        let (scheme, rest) = match find(text, |rest| rest.starts_with("://")) {
+        let (scheme, rest) = match find_literal(text, |rest| rest.starts_with("://")) {
             Some(at) => (Some(&text[..at]), &text[at + 3..]),
             None => (None, text),
         };
-        let (rest, fragment) = cut(rest, '#');
-        let (rest, query) = cut(rest, '?');
-        let at = find(rest, |rest| rest.starts_with('/')).unwrap_or(rest.len());
+        let (rest, fragment) = split_literal(rest, '#');
+        let (rest, query) = split_literal(rest, '?');
+        let at = find_literal(rest, |rest| rest.starts_with('/')).unwrap_or(rest.len());
         let (authority, path) = rest.split_at(at);
-        let (user, host) = match find_last(authority, '@') {
+        let (user, host) = match rfind_literal(authority, '@') {
             Some(at) => (Some(&authority[..at]), &authority[at + 1..]),
             None => (None, authority),
         };
-        let bracket = find_last(host, ']').unwrap_or(0);
-        let colon = find_last(host, ':').filter(|colon| *colon >= bracket).unwrap_or(host.len());
+        let bracket = rfind_literal(host, ']').unwrap_or(0);
+        let colon = rfind_literal(host, ':').filter(|colon| *colon >= bracket).unwrap_or(host.len());
         let (host, port) = host.split_at(colon);
         Self { scheme, user, host, port, path, query, has_fragment: fragment.is_some() }
     }
@@ -70,25 +70,25 @@ impl<'t> UrlText<'t> {
 
     /// Returns the display form of the URL. A literal query, and a user, are omitted, or shown as `…` if
     /// `shows_omissions` is set.
-    pub(super) fn shown(&self, marks: bool) -> String {
+    pub(super) fn display_form(&self, shows_omissions: bool) -> String {
         let mut shown = String::new();
         if let Some(scheme) = self.scheme {
-            push(&mut shown, scheme);
+            push_redacted(&mut shown, scheme);
             shown.push_str("://");
         }
-        if marks && self.user.is_some() {
-            let _ = write!(shown, "{HIDDEN}@");
+        if shows_omissions && self.user.is_some() {
+            let _ = write!(shown, "{PLACEHOLDER}@");
         }
         for part in [self.host, self.port, self.path] {
-            push(&mut shown, part);
+            push_redacted(&mut shown, part);
         }
         match self.query {
             Some(query) if query.contains("${") => {
                 shown.push('?');
                 push_query(&mut shown, query);
             }
-            Some(_) if marks => _ = write!(shown, "?{HIDDEN}"),
-            None if marks && self.has_fragment => _ = write!(shown, "?{HIDDEN}"),
+            Some(_) if shows_omissions => _ = write!(shown, "?{PLACEHOLDER}"),
+            None if shows_omissions && self.has_fragment => _ = write!(shown, "?{PLACEHOLDER}"),
             Some(_) | None => {}
         }
         shown
@@ -114,9 +114,9 @@ impl<'t> UrlText<'t> {
 fn parameters(query: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     let mut rest = Some(query);
     std::iter::from_fn(move || {
-        let (parameter, more) = cut(rest?, '&');
+        let (parameter, more) = split_literal(rest?, '&');
         rest = more;
-        Some(cut(parameter, '='))
+        Some(split_literal(parameter, '='))
     })
 }
 
@@ -128,23 +128,23 @@ fn push_query(shown: &mut String, query: &str) {
             shown.push('&');
         }
         match value {
-            Some(value) if outside(value).next().is_none() && !value.is_empty() => {
-                push(shown, name);
+            Some(value) if literal_chars(value).next().is_none() && !value.is_empty() => {
+                push_redacted(shown, name);
                 shown.push('=');
-                push(shown, value);
+                push_redacted(shown, value);
             }
             Some(_) => {
-                push(shown, name);
-                let _ = write!(shown, "={HIDDEN}");
+                push_redacted(shown, name);
+                let _ = write!(shown, "={PLACEHOLDER}");
             }
-            None => shown.push_str(HIDDEN),
+            None => shown.push_str(PLACEHOLDER),
         }
     }
 }
 
 /// Appends a text with its variables to `shown`. Defaults that may contain a user or a query are replaced by
 /// a placeholder.
-fn push(shown: &mut String, text: &str) {
+fn push_redacted(shown: &mut String, text: &str) {
     let mut rest = text;
     while let Some(at) = rest.find("${") {
         let end = rest[at..].find('}').map_or(rest.len(), |end| at + end + 1);
@@ -152,7 +152,7 @@ fn push(shown: &mut String, text: &str) {
         shown.push_str(before);
         match variable.split_once(":-") {
             Some((name, default)) if default.contains(['@', '?', '#']) => {
-                let _ = write!(shown, "{name}:-{HIDDEN}}}");
+                let _ = write!(shown, "{name}:-{PLACEHOLDER}}}");
             }
             _ => shown.push_str(variable),
         }
@@ -162,7 +162,7 @@ fn push(shown: &mut String, text: &str) {
 }
 
 /// Returns the characters outside of variables, with their byte positions.
-fn outside(text: &str) -> impl Iterator<Item = (usize, char)> {
+fn literal_chars(text: &str) -> impl Iterator<Item = (usize, char)> {
     let mut inside_until = 0;
     text.char_indices().filter(move |(at, _)| {
         if *at >= inside_until && text[*at..].starts_with("${") {
@@ -173,17 +173,17 @@ fn outside(text: &str) -> impl Iterator<Item = (usize, char)> {
 }
 
 /// Returns the byte position of the first match outside of variables.
-fn find(text: &str, mut is_wanted: impl FnMut(&str) -> bool) -> Option<usize> {
-    outside(text).map(|(at, _)| at).find(|at| is_wanted(&text[*at..]))
+fn find_literal(text: &str, mut is_match: impl FnMut(&str) -> bool) -> Option<usize> {
+    literal_chars(text).map(|(at, _)| at).find(|at| is_match(&text[*at..]))
 }
 
-fn find_last(text: &str, wanted: char) -> Option<usize> {
-    outside(text).filter(|(_, found)| *found == wanted).map(|(at, _)| at).last()
+fn rfind_literal(text: &str, char: char) -> Option<usize> {
+    literal_chars(text).filter(|(_, found)| *found == char).map(|(at, _)| at).last()
 }
 
 /// Splits at the first occurrence of a character outside of variables.
-fn cut(text: &str, at: char) -> (&str, Option<&str>) {
-    match find(text, |rest| rest.starts_with(at)) {
+fn split_literal(text: &str, separator: char) -> (&str, Option<&str>) {
+    match find_literal(text, |rest| rest.starts_with(separator)) {
         Some(found) => (&text[..found], Some(&text[found + 1..])),
         None => (text, None),
     }
@@ -216,7 +216,7 @@ mod tests {
             ("${open", "${open", "${open"),
         ] {
             let url = UrlText::new(text);
-            assert_eq!((&*url.shown(false), &*url.shown(true)), (shown, marked), "{text}");
+            assert_eq!((&*url.display_form(false), &*url.display_form(true)), (shown, marked), "{text}");
         }
     }
 
@@ -255,7 +255,7 @@ mod tests {
         // Quadratic time would take minutes here.
         let text = format!("http://{}", "${a}:@?&=".repeat(20_000));
         let url = UrlText::new(&text);
-        assert!(url.shown(true).len() <= 2 * text.len());
+        assert!(url.display_form(true).len() <= 2 * text.len());
         assert!(url.literal_secret().is_none());
     }
 }

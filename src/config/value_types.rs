@@ -4,9 +4,9 @@
 use super::{
     DEFAULT_DRAIN, DrainTimes, LogConfig, LogFormat, SpannedValue, StoreConfig, StoreKeySource,
     environment::LoadContext,
-    problem::{Problem, SourceSpan, nearest},
+    problem::{Problem, SourceSpan, find_similar},
     secret::{self, SecretSource, TokenSource},
-    section::{DiagnosticSink, SectionReader, Setting, ValueType, leaf, list, mapping},
+    section::{DiagnosticSink, SectionReader, Setting, ValueType, list, mapping, read_scalar},
     url_text::UrlText,
     values::{self, InvalidValue, show_duration, show_size},
     yaml::{MapEntry, Node, NodeValue, ScalarType},
@@ -21,7 +21,7 @@ use serde_json::{Value as Json, json};
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 /// Smallest size limit of a store folder, in bytes. An empty store already takes part of it.
-const SMALLEST_STORE: usize = 16 << 20;
+const MIN_STORE_BYTES: usize = 16 << 20;
 
 /// The value of `tasks.unsolicited`: which clients get tasks without having requested them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,11 @@ pub(super) fn text_value<'a, T>(
     read: impl Fn(&str) -> Result<T, InvalidValue> + 'a,
 ) -> ValueType<'a, T> {
     let schema = Box::new(move || or_variable(schema.clone()));
-    ValueType { schema, show: |_| Json::Null, read: Box::new(move |node, report| leaf(node, report, &read)) }
+    ValueType {
+        schema,
+        show: |_| Json::Null,
+        read: Box::new(move |node, report| read_scalar(node, report, &read)),
+    }
 }
 
 /// Extends a schema by strings that contain a variable. A schema that accepts any string stays as it is.
@@ -60,9 +64,9 @@ pub(super) fn or_off<T: 'static>(
     schema: Json,
     read: fn(&str) -> Result<Option<T>, InvalidValue>,
 ) -> ValueType<'static, Option<T>> {
-    let read = move |node: &Node, report: &mut DiagnosticSink| match node.scalar() {
+    let read = move |node: &Node, report: &mut DiagnosticSink| match node.scalar_type() {
         Some(ScalarType::Bool(false)) => Some(None),
-        _ => leaf(node, report, read),
+        _ => read_scalar(node, report, read),
     };
     let schema = move || or_variable(json!({ "anyOf": [schema, { "const": false }] }));
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
@@ -79,26 +83,26 @@ pub(super) fn text() -> ValueType<'static, String> {
 /// `true` or `false`.
 pub(super) fn boolean() -> ValueType<'static, bool> {
     let read = |node: &Node, report: &mut DiagnosticSink| {
-        if let Some(ScalarType::Bool(truth)) = node.scalar() {
-            return Some(truth);
+        if let Some(ScalarType::Bool(boolean)) = node.scalar_type() {
+            return Some(boolean);
         }
         // Inside `{ }` a variable must be quoted to be valid YAML, and is then a string.
         if node.interpolation().is_some() || node.is_invalid() {
-            return leaf(node, report, |text| {
+            return read_scalar(node, report, |text| {
                 text.parse().map_err(|_| InvalidValue(format!("must be true or false, not `{text}`")))
             });
         }
-        let shown = match node.characters() {
+        let shown = match node.scalar_text() {
             Some(text) if !text.is_empty() => format!("`{text}`"),
             _ => node.type_name().to_owned(),
         };
         let message = format!("must be true or false, not {shown}");
-        report.problems.push(Problem::new(node.place, message));
+        report.problems.push(Problem::new(node.span, message));
         None
     };
     ValueType {
         schema: Box::new(|| or_variable(json!({ "type": "boolean" }))),
-        show: |truth| (*truth).into(),
+        show: |boolean| (*boolean).into(),
         read: Box::new(read),
     }
 }
@@ -135,27 +139,27 @@ pub(super) fn duration_or_off() -> ValueType<'static, Option<Duration>> {
 }
 
 /// A size in bytes, as in `4MiB`, of at least `minimum`.
-pub(super) fn size(least: usize) -> ValueType<'static, usize> {
+pub(super) fn size(minimum: usize) -> ValueType<'static, usize> {
     let pattern = r"^[0-9]+(\.[0-9]+)? ?(GiB|MiB|KiB|GB|MB|kB|KB|B)?$";
-    let schema = json!({ "anyOf": [{ "type": "integer", "minimum": least }, { "type": "string", "pattern": pattern }] });
+    let schema = json!({ "anyOf": [{ "type": "integer", "minimum": minimum }, { "type": "string", "pattern": pattern }] });
     let read = move |text: &str| match values::size(text)? {
-        size if size < least => Err(InvalidValue(format!("must be at least {}", show_size(least)))),
+        size if size < minimum => Err(InvalidValue(format!("must be at least {}", show_size(minimum)))),
         size => Ok(size),
     };
     text_value(schema, read).show_with(|size| show_size(*size).into())
 }
 
 /// A whole number of at least `minimum`.
-pub(super) fn count<N: TryFrom<usize> + Copy + Into<Json>>(least: usize) -> ValueType<'static, N> {
+pub(super) fn count<N: TryFrom<usize> + Copy + Into<Json>>(minimum: usize) -> ValueType<'static, N> {
     let read = move |text: &str| {
         let digits = text.replace('_', "");
         match digits.parse().ok().and_then(|count: usize| Some((count, N::try_from(count).ok()?))) {
-            Some((count, _)) if count < least => Err(InvalidValue(format!("must be at least {least}"))),
+            Some((count, _)) if count < minimum => Err(InvalidValue(format!("must be at least {minimum}"))),
             Some((_, count)) => Ok(count),
             None => Err(InvalidValue(format!("`{text}` is not a count; write a whole number"))),
         }
     };
-    text_value(json!({ "type": "integer", "minimum": least }), read).show_with(|count| (*count).into())
+    text_value(json!({ "type": "integer", "minimum": minimum }), read).show_with(|count| (*count).into())
 }
 
 /// One address, or a list of addresses.
@@ -163,10 +167,10 @@ pub(super) fn addresses() -> ValueType<'static, Vec<SpannedValue<SocketAddr>>> {
     let one = || {
         text_value(json!({ "type": "string", "examples": ["127.0.0.1:8808", "[::]:8808"] }), values::address)
     };
-    let (single, several) = (one().read, list(one()));
+    let (read_address, list_type) = (one().read, list(one()));
     let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
-        NodeValue::List(_) => (several.read)(node, report),
-        _ => single(node, report).map(|address| vec![SpannedValue::new(node.place, address)]),
+        NodeValue::List(_) => (list_type.read)(node, report),
+        _ => read_address(node, report).map(|address| vec![SpannedValue::new(node.span, address)]),
     };
     ValueType {
         schema: Box::new(move || json!({ "anyOf": [(one().schema)(), (list(one()).schema)()] })),
@@ -179,7 +183,7 @@ pub(super) fn addresses() -> ValueType<'static, Vec<SpannedValue<SocketAddr>>> {
 /// the working directory.
 pub(super) fn store(context: LoadContext<'_>) -> ValueType<'_, StoreConfig> {
     let folder = context.folder;
-    let disk = mapping("`store`", move |s| disk(s, context));
+    let disk = mapping("`store`", move |s| read_disk(s, context));
     let ValueType { schema, read, .. } = disk;
     let schema = move || {
         let word = json!({ "type": "string", "pattern": "^(memory|disk:.+)$", "examples": ["memory", "disk:./data"] });
@@ -187,7 +191,7 @@ pub(super) fn store(context: LoadContext<'_>) -> ValueType<'_, StoreConfig> {
     };
     let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
         NodeValue::Map(_) => read(node, report),
-        _ => leaf(node, report, values::store).map(|store| match (store, node.place) {
+        _ => read_scalar(node, report, values::store).map(|store| match (store, node.span) {
             (StoreConfig::Disk { path, key, max_bytes }, SourceSpan::File { .. } | SourceSpan::Whole) => {
                 StoreConfig::Disk { path: folder.join(path), key, max_bytes }
             }
@@ -201,7 +205,7 @@ pub(super) fn store(context: LoadContext<'_>) -> ValueType<'_, StoreConfig> {
     ValueType { schema: Box::new(schema), show, read: Box::new(read) }
 }
 
-fn disk(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<StoreConfig> {
+fn read_disk(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<StoreConfig> {
     let folder = context.folder;
     let path = s
         .key("disk", "Folder for task records, which survive restarts. Created if missing.")
@@ -215,18 +219,18 @@ fn disk(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<Store
         .read(key_location());
     let max_bytes = s
         .key("max_bytes", "Size limit of the folder, in bytes. When it is reached, calls stay synchronous. Default: no limit.")
-        .read(size(SMALLEST_STORE));
+        .read(size(MIN_STORE_BYTES));
     if path.is_unset() {
-        s.add_problem(s.place, "`store` names no folder; add `disk`, as in `{ disk: ./data }`");
+        s.add_problem(s.span, "`store` names no folder; add `disk`, as in `{ disk: ./data }`");
     }
     let key = match key {
         Setting::Valid(SpannedValue { value: SecretSource::File(file), .. }) => {
             Some(StoreKeySource::File(folder.join(file)))
         }
-        Setting::Valid(SpannedValue { place, value: source }) => match source.key(context) {
+        Setting::Valid(SpannedValue { span, value: source }) => match source.read_key(context) {
             Ok(key) => Some(StoreKeySource::Value(key)),
             Err(InvalidValue(message)) => {
-                s.add_problem(place, message);
+                s.add_problem(span, message);
                 None
             }
         },
@@ -237,7 +241,7 @@ fn disk(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<Store
 
 /// The value of `drain`: the limit alone, or a mapping.
 pub(super) fn drain() -> ValueType<'static, DrainTimes> {
-    let ValueType { schema, read, .. } = mapping("`drain`", |s| Some(drain_times(s)));
+    let ValueType { schema, read, .. } = mapping("`drain`", |s| Some(read_drain_times(s)));
     let ValueType { schema: limit, read: read_limit, .. } = duration();
     let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
         NodeValue::Map(_) => read(node, report),
@@ -250,7 +254,7 @@ pub(super) fn drain() -> ValueType<'static, DrainTimes> {
     }
 }
 
-fn drain_times(s: &mut SectionReader<'_, '_>) -> DrainTimes {
+fn read_drain_times(s: &mut SectionReader<'_, '_>) -> DrainTimes {
     let notice = s.key(
         "notice",
         "Time after the stop signal in which new calls are still served, `/ready` responds with 503, and \
@@ -263,20 +267,20 @@ fn drain_times(s: &mut SectionReader<'_, '_>) -> DrainTimes {
 
 /// The value of `log`: a format, or a mapping.
 pub(super) fn log() -> ValueType<'static, LogConfig> {
-    let ValueType { schema, read, .. } = mapping("`log`", |s| Some(log_keys(s)));
-    let ValueType { schema: one, read: read_one, .. } = log_format();
+    let ValueType { schema, read, .. } = mapping("`log`", |s| Some(read_log_keys(s)));
+    let ValueType { schema: format_schema, read: read_format, .. } = log_format();
     let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
         NodeValue::Map(_) => read(node, report),
-        _ => read_one(node, report).map(|format| LogConfig { format, level: None }),
+        _ => read_format(node, report).map(|format| LogConfig { format, level: None }),
     };
     ValueType {
-        schema: Box::new(move || json!({ "anyOf": [one(), schema()] })),
+        schema: Box::new(move || json!({ "anyOf": [format_schema(), schema()] })),
         show: |log| (log_format().show)(&log.format),
         read: Box::new(read),
     }
 }
 
-fn log_keys(s: &mut SectionReader<'_, '_>) -> LogConfig {
+fn read_log_keys(s: &mut SectionReader<'_, '_>) -> LogConfig {
     let format =
         s.key("format", "`text` for people, `json` for programs.").read_or(log_format(), LogFormat::Text);
     let level = s.key(
@@ -314,20 +318,20 @@ pub(super) fn server_url() -> ValueType<'static, ServerUrl> {
         let text = node.as_written().unwrap_or_default();
         warn_literal_secret(node, report);
         let url = UrlText::new(text);
-        Some(ServerUrl::shown_as(uri, &url.shown(false), url.host(), url.has_literal_port()))
+        Some(ServerUrl::shown_as(uri, &url.display_form(false), url.host(), url.has_literal_port()))
     };
     ValueType { schema, show: |_| Json::Null, read: Box::new(read) }
 }
 
 /// Warns of a literal secret in a URL of the file.
 pub(super) fn warn_literal_secret(node: &Node, report: &mut DiagnosticSink) {
-    let (SourceSpan::File { .. }, Some(text)) = (node.place, node.as_written()) else { return };
+    let (SourceSpan::File { .. }, Some(text)) = (node.span, node.as_written()) else { return };
     if let Some(what) = UrlText::new(text).literal_secret() {
         let message = format!(
             "warning: this URL contains {what}, in a file that is printed, copied and put under version \
              control; set an environment variable and write `${{NAME}}` instead"
         );
-        report.warnings.push(Problem::new(node.place, message));
+        report.warnings.push(Problem::new(node.span, message));
     }
 }
 
@@ -363,12 +367,12 @@ pub(super) fn response_headers() -> ValueType<'static, ResponseHeaders> {
     let read = |node: &Node, report: &mut DiagnosticSink| {
         let NodeValue::Map(entries) = &node.value else {
             let message = format!("must be a mapping (`NAME: value`), not {}", node.type_name());
-            report.problems.push(Problem::new(node.place, message));
+            report.problems.push(Problem::new(node.span, message));
             return None;
         };
         let before = report.problems.len();
         let mut headers = ResponseHeaders::new();
-        for MapEntry { key, key_place, node } in entries {
+        for MapEntry { key, key_span, node } in entries {
             let name = values::response_header(key).and_then(|name| {
                 match headers.iter().any(|(known, _)| *known == name) {
                     true => Err(InvalidValue(format!(
@@ -378,10 +382,10 @@ pub(super) fn response_headers() -> ValueType<'static, ResponseHeaders> {
                 }
             });
             let name =
-                name.map_err(|InvalidValue(message)| report.problems.push(Problem::new(*key_place, message)));
-            let known = report.problems.len();
-            let value = leaf(node, report, values::header_value);
-            for Problem { message, .. } in &mut report.problems[known..] {
+                name.map_err(|InvalidValue(message)| report.problems.push(Problem::new(*key_span, message)));
+            let first_new = report.problems.len();
+            let value = read_scalar(node, report, values::header_value);
+            for Problem { message, .. } in &mut report.problems[first_new..] {
                 if message.starts_with("must ") {
                     message.insert_str(0, &format!("the header `{key}` "));
                 }
@@ -401,7 +405,7 @@ pub(super) fn principal() -> ValueType<'static, PrincipalSource> {
         let header =
             s.key("header", "Request header that names the principal.").read_required(string(values::header));
         if header.is_unset() {
-            s.add_problem(s.place, "`principal` names no header; add one, as in `{ header: X-User }`");
+            s.add_problem(s.span, "`principal` names no header; add one, as in `{ header: X-User }`");
         }
         header.ok().map(PrincipalSource::Header)
     });
@@ -409,7 +413,7 @@ pub(super) fn principal() -> ValueType<'static, PrincipalSource> {
     let schema = Box::new(move || json!({ "anyOf": [{ "const": "authorization" }, schema()] }));
     let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
         NodeValue::Map(_) => read(node, report),
-        _ => leaf(node, report, |text| match text {
+        _ => read_scalar(node, report, |text| match text {
             "authorization" => Ok(PrincipalSource::Authorization),
             _ => Err(InvalidValue(format!(
                 "unknown principal `{text}`; use authorization or {{ header: X-User }}"
@@ -431,7 +435,7 @@ pub(super) fn tool_errors() -> ValueType<'static, bool> {
 }
 
 /// Reads a client match: a header with a given value, or a principal. Unset if none of its keys is written.
-pub(super) fn client_match(s: &mut SectionReader<'_, '_>) -> Setting<ClientMatch> {
+pub(super) fn read_client_match(s: &mut SectionReader<'_, '_>) -> Setting<ClientMatch> {
     let header = s.key("header", "Header that these clients send.").read(string(values::client_match_header));
     let value = s.key("value", "Value of the header.").read(string(values::header_value));
     let principal = text_value(json!({ "type": "string", "pattern": "^[0-9a-f]{16}$" }), values::principal);
@@ -443,12 +447,12 @@ pub(super) fn client_match(s: &mut SectionReader<'_, '_>) -> Setting<ClientMatch
         }
         (Setting::Valid(header), Setting::Valid(value), Setting::Unset) => {
             return Setting::Valid(SpannedValue::new(
-                header.place,
+                header.span,
                 ClientMatch::Header(header.value, value.value),
             ));
         }
-        (Setting::Unset, Setting::Unset, Setting::Valid(SpannedValue { place, value })) => {
-            return Setting::Valid(SpannedValue::new(place, ClientMatch::Principal(value)));
+        (Setting::Unset, Setting::Unset, Setting::Valid(SpannedValue { span, value })) => {
+            return Setting::Valid(SpannedValue::new(span, ClientMatch::Principal(value)));
         }
         (Setting::Valid(_), Setting::Unset, Setting::Unset) => {
             "the client match has no `value` for its `header`; add one"
@@ -460,35 +464,35 @@ pub(super) fn client_match(s: &mut SectionReader<'_, '_>) -> Setting<ClientMatch
             "the client match has both a header and `principal`; write two entries, either is enough"
         }
     };
-    s.add_problem(s.place, message);
+    s.add_problem(s.span, message);
     Setting::Invalid
 }
 
 /// The value of `tasks.unsolicited`: `never`, `always` or a list of client matches.
 pub(super) fn unsolicited() -> ValueType<'static, UnsolicitedSetting> {
-    let signs = list(mapping("a client match", |s| {
+    let matches = list(mapping("a client match", |s| {
         s.require_one_of(&[&["header", "value"], &["principal"]]);
-        let sign = client_match(s);
-        if sign.is_unset() {
+        let client_match = read_client_match(s);
+        if client_match.is_unset() {
             s.add_problem(
-                s.place,
+                s.span,
                 "the client match has neither `header` with `value` nor `principal`; add one of them",
             );
         }
-        sign.ok()
+        client_match.ok()
     }))
     .non_empty();
-    let ValueType { schema, read, .. } = signs;
+    let ValueType { schema, read, .. } = matches;
     let schema = Box::new(move || json!({ "anyOf": [{ "enum": ["never", "always"] }, schema()] }));
     let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
         NodeValue::List(_) => read(node, report).map(UnsolicitedSetting::Clients),
         NodeValue::Map(_) => {
             let message =
                 "must be never, always or a list, as in `[{ header: X-Takes-Tasks, value: \"1\" }]`";
-            report.problems.push(Problem::new(node.place, message));
+            report.problems.push(Problem::new(node.span, message));
             None
         }
-        NodeValue::Scalar { .. } => leaf(node, report, |text| match text {
+        NodeValue::Scalar { .. } => read_scalar(node, report, |text| match text {
             "never" => Ok(UnsolicitedSetting::Never),
             "always" => Ok(UnsolicitedSetting::Always),
             _ => Err(InvalidValue(format!(
@@ -500,7 +504,7 @@ pub(super) fn unsolicited() -> ValueType<'static, UnsolicitedSetting> {
 }
 
 /// Parses the name of an environment variable.
-pub(super) fn variable_name(text: &str) -> Result<String, InvalidValue> {
+pub(super) fn parse_variable_name(text: &str) -> Result<String, InvalidValue> {
     match text.is_empty() || text.contains(['=', '\0']) {
         true => Err(InvalidValue("must be the name of an environment variable, which has no `=`".to_owned())),
         false => Ok(text.to_owned()),
@@ -509,16 +513,16 @@ pub(super) fn variable_name(text: &str) -> Result<String, InvalidValue> {
 
 /// The source of a key, never the key itself.
 pub(super) fn key_source() -> ValueType<'static, SecretSource> {
-    secret_location("a key", mapping("a key", |s| source(s, "the key")))
+    secret_location("a key", mapping("a key", |s| read_source(s, "the key")))
 }
 
 /// The location of a key: a file name, or a mapping with `file` or `env`; never the key itself.
 pub(super) fn key_location() -> ValueType<'static, SecretSource> {
-    let ValueType { schema, show, read } = mapping("a key", |s| source(s, "the key"));
+    let ValueType { schema, show, read } = mapping("a key", |s| read_source(s, "the key"));
     let schema = move || json!({ "anyOf": [{ "type": "string" }, schema()] });
     let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
         NodeValue::Map(_) => read(node, report),
-        _ => leaf(node, report, |text| match text {
+        _ => read_scalar(node, report, |text| match text {
             "" => Err(InvalidValue("must not be empty".to_owned())),
             text if secret::is_key(text) || text.contains("-----BEGIN") => {
                 Err(InvalidValue("must name a file that holds the key, not be the key itself".to_owned()))
@@ -530,8 +534,8 @@ pub(super) fn key_location() -> ValueType<'static, SecretSource> {
 }
 
 /// The source of the admin token, never the token itself.
-pub(super) fn operator_token() -> ValueType<'static, SecretSource> {
-    secret_location("a token", mapping("a token", |s| source(s, "the token")))
+pub(super) fn admin_token() -> ValueType<'static, SecretSource> {
+    secret_location("a token", mapping("a token", |s| read_source(s, "the token")))
 }
 
 /// The name of a client's token and its source, never the token itself.
@@ -546,9 +550,9 @@ pub(super) fn token_source() -> ValueType<'static, TokenSource> {
                     false => values::token_name(text),
                 }));
             if name.is_unset() {
-                s.add_problem(s.place, "the token has no `name`; name its principal, as in `name: alice`");
+                s.add_problem(s.span, "the token has no `name`; name its principal, as in `name: alice`");
             }
-            match (name, source(s, "the token")) {
+            match (name, read_source(s, "the token")) {
                 (Setting::Valid(name), Some(source)) => Some(TokenSource { name: name.value, source }),
                 (Setting::Unset | Setting::Invalid, _) | (_, None) => None,
             }
@@ -558,24 +562,28 @@ pub(super) fn token_source() -> ValueType<'static, TokenSource> {
 
 /// Reads `file` or `env`, the source of a secret. `what` names the secret in messages. `None` if it is absent
 /// or invalid, which is reported.
-pub(super) fn source(s: &mut SectionReader<'_, '_>, what: &'static str) -> Option<SecretSource> {
-    fn of<T>(
-        place: &'static str,
+pub(super) fn read_source(s: &mut SectionReader<'_, '_>, what: &'static str) -> Option<SecretSource> {
+    fn location_type<T>(
+        kind: &'static str,
         what: &'static str,
         read: impl Fn(&str) -> Result<T, InvalidValue> + 'static,
     ) -> ValueType<'static, T> {
         text_value(json!({ "type": "string" }), move |text| match text {
             "" => Err(InvalidValue("must not be empty".to_owned())),
             text if secret::is_key(text) => {
-                Err(InvalidValue(format!("must name a {place} that holds {what}, not be {what} itself")))
+                Err(InvalidValue(format!("must name a {kind} that holds {what}, not be {what} itself")))
             }
             text => read(text),
         })
     }
     s.require_one_of(&[&["file"], &["env"]]);
-    let file = of("file", what, |text| Ok(PathBuf::from(text)));
+    let file = location_type("file", what, |text| Ok(PathBuf::from(text)));
     let file = s.key("file", "File with the secret.").read(file);
-    let env = s.key("env", "Environment variable with the secret.").read(of("variable", what, variable_name));
+    let env = s.key("env", "Environment variable with the secret.").read(location_type(
+        "variable",
+        what,
+        parse_variable_name,
+    ));
     let message = match (file, env) {
         (Setting::Valid(file), Setting::Unset) => return Some(SecretSource::File(file.value)),
         (Setting::Unset, Setting::Valid(env)) => return Some(SecretSource::Env(env.value)),
@@ -585,7 +593,7 @@ pub(super) fn source(s: &mut SectionReader<'_, '_>, what: &'static str) -> Optio
             format!("{what} has both `file` and `env`; remove one of the two")
         }
     };
-    s.add_problem(s.place, message);
+    s.add_problem(s.span, message);
     None
 }
 
@@ -603,7 +611,7 @@ pub(super) fn secret_location<T: 'static>(
         let message = format!(
             "{what} must not be written in this file; name its source: `{{ file: PATH }}` or `{{ env: NAME }}`"
         );
-        report.problems.push(Problem::new(node.place, message));
+        report.problems.push(Problem::new(node.span, message));
         None
     };
     ValueType { schema, show, read: Box::new(read) }
@@ -612,23 +620,23 @@ pub(super) fn secret_location<T: 'static>(
 /// Client capabilities: a mapping of mappings, as JSON.
 pub(super) fn requires() -> ValueType<'static, Json> {
     let schema = || json!({ "type": "object", "additionalProperties": { "type": "object" } });
-    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(capabilities) }
+    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read_capabilities) }
 }
 
-fn capabilities(node: &Node, report: &mut DiagnosticSink) -> Option<Json> {
+fn read_capabilities(node: &Node, report: &mut DiagnosticSink) -> Option<Json> {
     let NodeValue::Map(entries) = &node.value else {
         let message = format!(
             "must be a mapping of capabilities, as in `{{ sampling: {{}} }}`, not {}",
             node.type_name()
         );
-        report.problems.push(Problem::new(node.place, message));
+        report.problems.push(Problem::new(node.span, message));
         return None;
     };
     let before = report.problems.len();
     for entry in entries {
         let NodeValue::Map(inner) = &entry.node.value else {
             let message = format!("a capability must be a mapping; write `{}: {{}}`", entry.key);
-            report.problems.push(Problem::new(entry.node.place, message));
+            report.problems.push(Problem::new(entry.node.span, message));
             continue;
         };
         let known = capability::KNOWN_CAPABILITIES.iter().find(|(name, _)| *name == entry.key);
@@ -647,9 +655,9 @@ fn capabilities(node: &Node, report: &mut DiagnosticSink) -> Option<Json> {
         let message = format!(
             "warning: `{key}` is not a capability of the specification; clients that do not declare it are refused"
         );
-        report.warnings.push(Problem::new(node.place, message));
+        report.warnings.push(Problem::new(node.span, message));
     }
-    (report.problems.len() == before).then(|| as_json(node))
+    (report.problems.len() == before).then(|| to_json(node))
 }
 
 /// Reports a misspelt capability, which no client would declare. Other unknown names are allowed: clients may
@@ -660,23 +668,23 @@ fn reject_misspelt<'a>(
     report: &mut DiagnosticSink,
 ) {
     let is_known = known.clone().into_iter().any(|name| name == entry.key);
-    if let Some(near) = nearest(&entry.key, known).filter(|_| !is_known) {
+    if let Some(near) = find_similar(&entry.key, known).filter(|_| !is_known) {
         let message =
             format!("unknown capability `{}`, which no client declares; did you mean `{near}`?", entry.key);
-        report.problems.push(Problem::new(entry.key_place, message));
+        report.problems.push(Problem::new(entry.key_span, message));
     }
 }
 
 /// Converts a node to JSON.
-fn as_json(node: &Node) -> Json {
+fn to_json(node: &Node) -> Json {
     match &node.value {
-        NodeValue::List(items) => items.iter().map(as_json).collect(),
+        NodeValue::List(items) => items.iter().map(to_json).collect(),
         NodeValue::Map(entries) => {
-            entries.iter().map(|entry| (entry.key.clone(), as_json(&entry.node))).collect()
+            entries.iter().map(|entry| (entry.key.clone(), to_json(&entry.node))).collect()
         }
-        NodeValue::Scalar { text, .. } => match node.scalar() {
+        NodeValue::Scalar { text, .. } => match node.scalar_type() {
             Some(ScalarType::Null) => Json::Null,
-            Some(ScalarType::Bool(truth)) => truth.into(),
+            Some(ScalarType::Bool(boolean)) => boolean.into(),
             Some(ScalarType::Number) => serde_json::from_str(text).unwrap_or_else(|_| text.clone().into()),
             Some(ScalarType::Text) | None => text.clone().into(),
         },

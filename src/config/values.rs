@@ -14,16 +14,17 @@ pub struct InvalidValue(pub String);
 type Result<T> = std::result::Result<T, InvalidValue>;
 
 /// Maximum duration. Longer ones are probably mistakes, and could overflow a timestamp.
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+const MAX_DURATION: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// Maximum length of a token name, in bytes: the name is a part of every access log line of its client.
-const TOKEN_NAME: usize = 64;
+const MAX_TOKEN_NAME: usize = 64;
 
 /// Units of durations, in milliseconds.
-const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+const DURATION_UNITS: [(&str, u64); 5] =
+    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
 /// Units of sizes, in bytes.
-const SIZES: [(&str, u64); 8] = [
+const SIZE_UNITS: [(&str, u64); 8] = [
     ("GiB", 1 << 30),
     ("MiB", 1 << 20),
     ("KiB", 1 << 10),
@@ -44,7 +45,7 @@ fn invalid<T>(text: impl Into<String>) -> Result<T> {
 /// # Errors
 /// A message if the text is not a duration, or out of range.
 pub fn duration(text: &str) -> Result<Duration> {
-    let odd = || {
+    let invalid_duration = || {
         invalid(format!(
             "`{text}` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s`"
         ))
@@ -54,7 +55,7 @@ pub fn duration(text: &str) -> Result<Duration> {
         return Ok(Duration::ZERO);
     }
     if rest.is_empty() {
-        return odd();
+        return invalid_duration();
     }
     if rest.parse::<f64>().is_ok() {
         return invalid(format!("`{text}` has no unit; did you mean `{text}s` or `{text}ms`?"));
@@ -66,9 +67,9 @@ pub fn duration(text: &str) -> Result<Duration> {
         let unit_ends = tail.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(tail.len());
         let (unit, tail) = tail.split_at(unit_ends);
         let (Ok(number), Some((_, factor))) =
-            (number.parse::<f64>(), UNITS.iter().find(|(name, _)| *name == unit))
+            (number.parse::<f64>(), DURATION_UNITS.iter().find(|(name, _)| *name == unit))
         else {
-            return odd();
+            return invalid_duration();
         };
         #[expect(clippy::cast_precision_loss, reason = "the factors are small")]
         {
@@ -79,7 +80,7 @@ pub fn duration(text: &str) -> Result<Duration> {
     if millis.fract() != 0.0 {
         return invalid(format!("`{text}` is finer than 1ms, the smallest unit of a duration"));
     }
-    if millis > LONGEST.as_millis() as f64 {
+    if millis > MAX_DURATION.as_millis() as f64 {
         return invalid(format!("`{text}` is longer than 366 days, the longest duration"));
     }
     #[expect(
@@ -97,7 +98,7 @@ pub fn show_duration(duration: Duration) -> String {
         return "0".to_owned();
     }
     let mut text = String::new();
-    for (unit, factor) in UNITS {
+    for (unit, factor) in DURATION_UNITS {
         if millis >= factor {
             text += &format!("{}{unit}", millis / factor);
             millis %= factor;
@@ -131,7 +132,7 @@ pub fn size(text: &str) -> Result<usize> {
     let factor = if unit.is_empty() {
         Some(1)
     } else {
-        SIZES.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor)
+        SIZE_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor)
     };
     let (Ok(number), Some(factor)) = (number.parse::<f64>(), factor) else {
         return invalid(format!(
@@ -150,7 +151,7 @@ pub fn size(text: &str) -> Result<usize> {
 
 /// Formats a size so that [`size`] parses it, in the largest binary unit that divides it.
 pub fn show_size(bytes: usize) -> String {
-    for (unit, factor) in &SIZES[..3] {
+    for (unit, factor) in &SIZE_UNITS[..3] {
         let factor = usize::try_from(*factor).expect("a unit fits a word");
         if bytes >= factor && bytes.is_multiple_of(factor) {
             return format!("{}{unit}", bytes / factor);
@@ -167,26 +168,26 @@ pub fn address(text: &str) -> Result<SocketAddr> {
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
-    let odd = format!("`{text}` is not an address");
+    let problem = format!("`{text}` is not an address");
     if text.contains("://") {
-        return invalid(format!("{odd}; leave the scheme out, as in `127.0.0.1:8808`"));
+        return invalid(format!("{problem}; leave the scheme out, as in `127.0.0.1:8808`"));
     }
     if text.parse::<std::net::IpAddr>().is_ok() {
-        return invalid(format!("{odd}; the port is missing, as in `127.0.0.1:8808` or `[::1]:8808`"));
+        return invalid(format!("{problem}; the port is missing, as in `127.0.0.1:8808` or `[::1]:8808`"));
     }
     let port = text.rsplit(':').next().unwrap_or_default();
     if port.is_empty() || !port.chars().all(|c| c.is_ascii_digit()) {
-        return invalid(format!("{odd}; write an IP address and a port, as in `127.0.0.1:8808`"));
+        return invalid(format!("{problem}; write an IP address and a port, as in `127.0.0.1:8808`"));
     }
     if port.parse::<u16>().is_err() {
-        return invalid(format!("{odd}; ports end at 65535"));
+        return invalid(format!("{problem}; ports end at 65535"));
     }
     match text.rsplit_once(':').map_or("", |(host, _)| host) {
-        "localhost" => invalid(format!("{odd}; did you mean `127.0.0.1:{port}`?")),
+        "localhost" => invalid(format!("{problem}; did you mean `127.0.0.1:{port}`?")),
         "" | "*" => invalid(format!(
-            "{odd}; did you mean `127.0.0.1:{port}` (this machine only) or `0.0.0.0:{port}` (every interface)?"
+            "{problem}; did you mean `127.0.0.1:{port}` (this machine only) or `0.0.0.0:{port}` (every interface)?"
         )),
-        _ => invalid(format!("{odd}; write an IP address and a port, as in `0.0.0.0:{port}`")),
+        _ => invalid(format!("{problem}; write an IP address and a port, as in `0.0.0.0:{port}`")),
     }
 }
 
@@ -220,34 +221,36 @@ pub fn health(text: &str) -> Result<Option<String>> {
 /// # Errors
 /// The text is not an absolute HTTP URL, or has a user, password or fragment.
 pub fn upstream_url(text: &str) -> Result<Uri> {
-    let odd = format!("`{text}` is not a URL that the proxy can call");
+    let problem = format!("`{text}` is not a URL that the proxy can call");
     if text.contains('#') {
-        return invalid(format!("{odd}; remove the fragment (`#…`)"));
+        return invalid(format!("{problem}; remove the fragment (`#…`)"));
     }
     if !text.contains("://") && text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[') {
-        return invalid(format!("{odd}; it has no scheme, did you mean `http://{text}`?"));
+        return invalid(format!("{problem}; it has no scheme, did you mean `http://{text}`?"));
     }
     let Ok(uri) = text.parse::<Uri>() else {
-        return invalid(format!("{odd}; write it as in `http://127.0.0.1:9000/mcp`"));
+        return invalid(format!("{problem}; write it as in `http://127.0.0.1:9000/mcp`"));
     };
     match uri.scheme_str() {
         Some("http" | "https") => {}
-        Some(scheme) => return invalid(format!("{odd}; the scheme must be http or https, not {scheme}")),
+        Some(scheme) => return invalid(format!("{problem}; the scheme must be http or https, not {scheme}")),
         None => {
-            return invalid(format!("{odd}; write it with its scheme, as in `http://127.0.0.1:9000/mcp`"));
+            return invalid(format!(
+                "{problem}; write it with its scheme, as in `http://127.0.0.1:9000/mcp`"
+            ));
         }
     }
     match uri.authority() {
         Some(authority) if authority.as_str().contains('@') => invalid(format!(
-            "{odd}; remove the user and password: the server gets the credentials of each client"
+            "{problem}; remove the user and password: the server gets the credentials of each client"
         )),
-        Some(authority) if authority.host().is_empty() => invalid(format!("{odd}; it has no host")),
+        Some(authority) if authority.host().is_empty() => invalid(format!("{problem}; it has no host")),
         // The crate `http` accepts an invalid port as part of the authority.
         Some(authority) if authority.port_u16().is_none() && has_port(authority.as_str()) => {
-            invalid(format!("{odd}; its port is not a number from 1 to 65535"))
+            invalid(format!("{problem}; its port is not a number from 1 to 65535"))
         }
         Some(_) => Ok(uri),
-        None => invalid(format!("{odd}; it has no host")),
+        None => invalid(format!("{problem}; it has no host")),
     }
 }
 
@@ -324,7 +327,7 @@ pub fn forwarded_header(text: &str) -> Result<HeaderName> {
 /// The header belongs to the connection, the body or the protocol.
 pub fn response_header(text: &str) -> Result<HeaderName> {
     let name = header(text)?;
-    let why = match name.as_str() {
+    let reason = match name.as_str() {
         "connection" | "keep-alive" | "te" | "trailer" | "transfer-encoding" | "upgrade" | "date" => {
             "belongs to the connection"
         }
@@ -337,7 +340,7 @@ pub fn response_header(text: &str) -> Result<HeaderName> {
         name if name.starts_with("access-control-") => "is set according to `access.origins`",
         _ => return Ok(name),
     };
-    invalid(format!("`{text}` {why}, and cannot be set for every response; remove it"))
+    invalid(format!("`{text}` {reason}, and cannot be set for every response; remove it"))
 }
 
 /// Parses the name of a header of an export request.
@@ -420,8 +423,8 @@ pub fn header_value(text: &str) -> Result<String> {
 /// # Errors
 /// The text is not 16 hex digits.
 pub fn principal(text: &str) -> Result<String> {
-    let is_one = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    match (is_one, text) {
+    let is_principal = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match (is_principal, text) {
         (true, _) => Ok(text.to_ascii_lowercase()),
         (false, "anonymous") => {
             invalid("`anonymous` means all clients without credentials; use `unsolicited: always` for them")
@@ -452,12 +455,12 @@ pub fn host(text: &str) -> Result<String> {
 /// # Errors
 /// The name is too long, or has other characters.
 pub fn token_name(text: &str) -> Result<String> {
-    let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"._-@".contains(&byte);
-    match (1..=TOKEN_NAME).contains(&text.len()) && text.bytes().all(is_fit) {
+    let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"._-@".contains(&byte);
+    match (1..=MAX_TOKEN_NAME).contains(&text.len()) && text.bytes().all(is_name_byte) {
         true => Ok(text.to_owned()),
-        false => {
-            invalid(format!("must be 1 to {TOKEN_NAME} letters, digits, `.`, `_`, `-` or `@`, as in `alice`"))
-        }
+        false => invalid(format!(
+            "must be 1 to {MAX_TOKEN_NAME} letters, digits, `.`, `_`, `-` or `@`, as in `alice`"
+        )),
     }
 }
 

@@ -5,7 +5,7 @@
 //! and no output, neither a problem nor the settings, contains the value of a variable.
 
 use super::{
-    MAX_FILE,
+    MAX_FILE_BYTES,
     environment::Environment,
     problem::Problem,
     section::DiagnosticSink,
@@ -45,9 +45,9 @@ pub(super) fn substitute(
     environment: &Environment,
     report: &mut DiagnosticSink,
 ) -> VariableValues {
-    let mut work = VariableExpander { environment, report, used: VariableValues::new(), bytes: 0 };
-    work.walk(node);
-    work.used
+    let mut expander = VariableExpander { environment, report, used: VariableValues::new(), bytes: 0 };
+    expander.expand_node(node);
+    expander.used
 }
 
 struct VariableExpander<'e> {
@@ -61,19 +61,19 @@ struct VariableExpander<'e> {
 // === impl VariableExpander ===
 
 impl VariableExpander<'_> {
-    fn walk(&mut self, node: &mut Node) {
-        let place = node.place;
+    fn expand_node(&mut self, node: &mut Node) {
+        let span = node.span;
         match &mut node.value {
-            NodeValue::List(items) => items.iter_mut().for_each(|item| self.walk(item)),
+            NodeValue::List(items) => items.iter_mut().for_each(|item| self.expand_node(item)),
             NodeValue::Map(entries) => {
-                for MapEntry { key, key_place, node } in entries {
+                for MapEntry { key, key_span, node } in entries {
                     if key.contains("${") {
                         let message = format!(
                             "warning: variables are expanded in values only, and `{key}` is a key: it stays as it is written"
                         );
-                        self.report.warnings.push(Problem::new(*key_place, message));
+                        self.report.warnings.push(Problem::new(*key_span, message));
                     }
-                    self.walk(node);
+                    self.expand_node(node);
                 }
             }
             NodeValue::Scalar { text, origin, .. } if text.contains("${") => {
@@ -83,7 +83,7 @@ impl VariableExpander<'_> {
                         TextOrigin::Variables(Box::new(InterpolatedText { written, values }))
                     }
                     Err(InvalidValue(message)) => {
-                        self.report.problems.push(Problem::new(place, message));
+                        self.report.problems.push(Problem::new(span, message));
                         TextOrigin::Invalid
                     }
                 };
@@ -95,13 +95,14 @@ impl VariableExpander<'_> {
     /// Returns the text with variables replaced, and the inserted values.
     fn expand(&mut self, text: &str) -> Result<(String, Vec<String>), InvalidValue> {
         let (mut whole, mut values) = (String::new(), Vec::new());
-        for part in parts(text)? {
+        for part in split_parts(text)? {
             match part {
                 TextPart::Text(text) => whole.push_str(text),
                 TextPart::Variable { name, default } => {
-                    let set = self.environment.get(name)?.filter(|set| default.is_none() || !set.is_empty());
-                    let Some(value) = set else {
-                        whole.push_str(default.ok_or_else(|| unset(name))?);
+                    let value =
+                        self.environment.get(name)?.filter(|set| default.is_none() || !set.is_empty());
+                    let Some(value) = value else {
+                        whole.push_str(default.ok_or_else(|| unset_error(name))?);
                         continue;
                     };
                     self.add_bytes(value.len(), name)?;
@@ -116,16 +117,16 @@ impl VariableExpander<'_> {
 
     fn add_bytes(&mut self, bytes: usize, name: &str) -> Result<(), InvalidValue> {
         self.bytes += bytes as u64;
-        match self.bytes > MAX_FILE {
+        match self.bytes > MAX_FILE_BYTES {
             true => Err(InvalidValue(format!(
-                "with the value of `{name}` the configuration exceeds the limit of {MAX_FILE} bytes"
+                "with the value of `{name}` the configuration exceeds the limit of {MAX_FILE_BYTES} bytes"
             ))),
             false => Ok(()),
         }
     }
 }
 
-fn unset(name: &str) -> InvalidValue {
+fn unset_error(name: &str) -> InvalidValue {
     InvalidValue(format!(
         "the variable `{name}` is not set; set it, or add a default: `${{{name}:-default}}`"
     ))
@@ -133,7 +134,7 @@ fn unset(name: &str) -> InvalidValue {
 
 /// Splits a text into literals and variables. `$` is literal except before `{`; there, `$$` is an escaped
 /// `$`, so that `$${` is `${`.
-fn parts(text: &str) -> Result<Vec<TextPart<'_>>, InvalidValue> {
+fn split_parts(text: &str) -> Result<Vec<TextPart<'_>>, InvalidValue> {
     let (mut parts, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find("${") {
         let before = &rest[..at];
@@ -146,32 +147,33 @@ fn parts(text: &str) -> Result<Vec<TextPart<'_>>, InvalidValue> {
             rest = inside;
             continue;
         }
-        let Some((inside, behind)) = inside.split_once('}') else {
+        let Some((inside, after)) = inside.split_once('}') else {
             return Err(InvalidValue(format!(
                 "`${{{inside}` has no closing brace; write `${{NAME}}`, or `$${{` for a literal `${{`"
             )));
         };
-        parts.push(variable(inside)?);
-        rest = behind;
+        parts.push(parse_variable(inside)?);
+        rest = after;
     }
     parts.push(TextPart::Text(rest));
     Ok(parts)
 }
 
 /// Parses the text between the braces of a variable: a name, and a default if there is one.
-fn variable(inside: &str) -> Result<TextPart<'_>, InvalidValue> {
+fn parse_variable(inside: &str) -> Result<TextPart<'_>, InvalidValue> {
     let (name, default) = match inside.split_once(":-") {
         Some((name, default)) => (name, Some(default)),
         None => (inside, None),
     };
-    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-    let is_fit = name.bytes().all(is_name) && !name.starts_with(|first: char| first.is_ascii_digit());
+    let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    let is_valid_name =
+        name.bytes().all(is_name_byte) && !name.starts_with(|first: char| first.is_ascii_digit());
     if default.is_some_and(|default| default.contains("${")) {
         return Err(InvalidValue(format!(
             "the default of `{name}` cannot contain a variable; write a literal value"
         )));
     }
-    match is_fit && !name.is_empty() {
+    match is_valid_name && !name.is_empty() {
         true => Ok(TextPart::Variable { name, default }),
         false => Err(InvalidValue(format!(
             "`${{{inside}}}` names no variable; write `${{NAME}}` or `${{NAME:-default}}` with letters, digits and `_` in the name, or `$${{` for a literal `${{`"
@@ -188,19 +190,18 @@ impl InterpolatedText {
         &self,
         text: &str,
         message: InvalidValue,
-        again: impl FnOnce() -> Option<InvalidValue>,
+        original_error: impl FnOnce() -> Option<InvalidValue>,
     ) -> InvalidValue {
         let written = &self.written;
         let message = message.0.replace(&format!("`{text}`"), &format!("`{written}`"));
-        let shows = |message: &str| {
+        let leaks = |message: &str| {
             let message = message.replace(written, "");
-            self.values.iter().any(|value| has_piece_of(&message, value))
+            self.values.iter().any(|value| leaks_value(&message, value))
         };
-        let message = match shows(&message) {
+        let message = match leaks(&message) {
             false => message,
-            true => {
-                again().map_or_else(|| "must be another value".to_owned(), |InvalidValue(message)| message)
-            }
+            true => original_error()
+                .map_or_else(|| "must be another value".to_owned(), |InvalidValue(message)| message),
         };
         InvalidValue(match message.contains(written) {
             true => format!("{message} (the values of variables are not shown)"),
@@ -210,7 +211,7 @@ impl InterpolatedText {
 }
 
 /// Whether the message contains [`LEAK_CHARS`] consecutive characters of the value.
-fn has_piece_of(message: &str, value: &str) -> bool {
+fn leaks_value(message: &str, value: &str) -> bool {
     let ends: Vec<_> = value.char_indices().map(|(at, _)| at).chain([value.len()]).collect();
     let length = LEAK_CHARS.min(ends.len() - 1);
     length > 0 && ends.windows(length + 1).any(|piece| message.contains(&value[piece[0]..piece[length]]))
@@ -305,9 +306,9 @@ mod tests {
 
     #[test]
     fn a_part_of_a_value_counts_as_a_leak() {
-        assert!(has_piece_of("at 8808x", "8808") && has_piece_of("a hunter3", "hunter2"));
-        assert!(has_piece_of("`5s`", "5") && !has_piece_of("must be 7", "5"));
-        assert!(!has_piece_of("hun", "hunter2") && !has_piece_of("anything", ""));
-        assert!(has_piece_of("säge", "ssägen"));
+        assert!(leaks_value("at 8808x", "8808") && leaks_value("a hunter3", "hunter2"));
+        assert!(leaks_value("`5s`", "5") && !leaks_value("must be 7", "5"));
+        assert!(!leaks_value("hun", "hunter2") && !leaks_value("anything", ""));
+        assert!(leaks_value("säge", "ssägen"));
     }
 }

@@ -20,7 +20,7 @@ const MAX_NODES: usize = 100_000;
 /// A value of the configuration file, and the position where it begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    pub(super) place: SourceSpan,
+    pub(super) span: SourceSpan,
     pub(super) value: NodeValue,
 }
 
@@ -29,7 +29,7 @@ pub(super) enum NodeValue {
     /// A scalar. `plain` is set for unquoted text, which YAML may read as a number, a boolean or null.
     Scalar {
         text: String,
-        plain: bool,
+        is_plain: bool,
         origin: TextOrigin,
     },
     List(Vec<Node>),
@@ -50,7 +50,7 @@ pub(super) enum TextOrigin {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct MapEntry {
     pub(super) key: String,
-    pub(super) key_place: SourceSpan,
+    pub(super) key_span: SourceSpan,
     pub(super) node: Node,
 }
 
@@ -68,10 +68,10 @@ pub(super) enum ScalarType {
 pub(super) fn parse(text: &str, problems: &mut Vec<Problem>) -> Option<Node> {
     let mut reader =
         YamlReader { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0, problems };
-    match reader.document() {
+    match reader.read_document() {
         Ok(node) => node,
         Err(FatalProblem(mut problem)) => {
-            if stops_at_variable(text, problem.place) {
+            if stops_at_variable(text, problem.span) {
                 problem.message += "; inside `{ }` and `[ ]` quote a variable, as in `\"${NAME}\"`";
             }
             problems.push(problem);
@@ -81,8 +81,8 @@ pub(super) fn parse(text: &str, problems: &mut Vec<Problem>) -> Option<Node> {
 }
 
 /// Whether the position is that of the brace of a `${`, which begins a mapping inside `{ }` and `[ ]`.
-fn stops_at_variable(text: &str, place: SourceSpan) -> bool {
-    let SourceSpan::File { line, column } = place else { return false };
+fn stops_at_variable(text: &str, span: SourceSpan) -> bool {
+    let SourceSpan::File { line, column } = span else { return false };
     let line = text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
     line.chars().skip(column.saturating_sub(2)).take(2).eq("${".chars())
 }
@@ -101,21 +101,21 @@ struct YamlReader<'i, 'p> {
 
 impl Node {
     /// Creates a text that is not from a file, such as the value of a flag.
-    pub fn text(place: SourceSpan, text: &str) -> Self {
+    pub fn text(span: SourceSpan, text: &str) -> Self {
         Self {
-            place,
-            value: NodeValue::Scalar { text: text.to_owned(), plain: false, origin: TextOrigin::Literal },
+            span,
+            value: NodeValue::Scalar { text: text.to_owned(), is_plain: false, origin: TextOrigin::Literal },
         }
     }
 
     /// Creates a list.
-    pub fn list(place: SourceSpan, items: impl IntoIterator<Item = Self>) -> Self {
-        Self { place, value: NodeValue::List(items.into_iter().collect()) }
+    pub fn list(span: SourceSpan, items: impl IntoIterator<Item = Self>) -> Self {
+        Self { span, value: NodeValue::List(items.into_iter().collect()) }
     }
 
     /// Creates an empty mapping.
-    pub fn map(place: SourceSpan) -> Self {
-        Self { place, value: NodeValue::Map(Vec::new()) }
+    pub fn empty_map(span: SourceSpan) -> Self {
+        Self { span, value: NodeValue::Map(Vec::new()) }
     }
 
     /// Whether the node is a mapping.
@@ -126,7 +126,7 @@ impl Node {
     /// Returns the position and the items of a list; `None` if this is not a list.
     pub fn items(&self) -> Option<(SourceSpan, &[Self])> {
         let NodeValue::List(items) = &self.value else { return None };
-        Some((self.place, items))
+        Some((self.span, items))
     }
 
     /// Returns the items of a list, to change them; `None` if this is not a list.
@@ -144,10 +144,10 @@ impl Node {
     /// Sets the value of a key. Does nothing if this is not a mapping; that is reported when the node is
     /// read.
     pub fn set(&mut self, key: &str, node: Self) {
-        if let Some(there) = self.get_mut(key) {
-            *there = node;
+        if let Some(existing) = self.get_mut(key) {
+            *existing = node;
         } else if let NodeValue::Map(entries) = &mut self.value {
-            entries.push(MapEntry { key: key.to_owned(), key_place: node.place, node });
+            entries.push(MapEntry { key: key.to_owned(), key_span: node.span, node });
         }
     }
 
@@ -165,7 +165,7 @@ impl Node {
         match &self.value {
             NodeValue::List(_) => "a list",
             NodeValue::Map(_) => "a mapping",
-            NodeValue::Scalar { .. } => match self.scalar() {
+            NodeValue::Scalar { .. } => match self.scalar_type() {
                 Some(ScalarType::Null) => "nothing",
                 Some(ScalarType::Bool(_)) => "true or false",
                 Some(ScalarType::Number) => "a number",
@@ -175,9 +175,9 @@ impl Node {
     }
 
     /// Returns the type of a scalar in YAML's core schema; `None` for lists and mappings.
-    pub(super) fn scalar(&self) -> Option<ScalarType> {
-        let NodeValue::Scalar { text, plain, .. } = &self.value else { return None };
-        if !plain {
+    pub(super) fn scalar_type(&self) -> Option<ScalarType> {
+        let NodeValue::Scalar { text, is_plain, .. } = &self.value else { return None };
+        if !is_plain {
             return Some(ScalarType::Text);
         }
         Some(match text.as_str() {
@@ -190,7 +190,7 @@ impl Node {
     }
 
     /// Returns the text of a scalar, whatever its type, with variables replaced.
-    pub(super) fn characters(&self) -> Option<&str> {
+    pub(super) fn scalar_text(&self) -> Option<&str> {
         match &self.value {
             NodeValue::Scalar { text, .. } => Some(text),
             NodeValue::List(_) | NodeValue::Map(_) => None,
@@ -200,7 +200,7 @@ impl Node {
     /// Returns the original form of a text with variables; `None` for other nodes.
     pub(super) fn interpolation(&self) -> Option<&InterpolatedText> {
         match &self.value {
-            NodeValue::Scalar { origin: TextOrigin::Variables(given), .. } => Some(given),
+            NodeValue::Scalar { origin: TextOrigin::Variables(interpolated), .. } => Some(interpolated),
             NodeValue::Scalar { origin: TextOrigin::Literal | TextOrigin::Invalid, .. }
             | NodeValue::List(_)
             | NodeValue::Map(_) => None,
@@ -209,7 +209,7 @@ impl Node {
 
     /// Returns the text of a scalar as written, with variables instead of their values.
     pub(super) fn as_written(&self) -> Option<&str> {
-        self.interpolation().map_or_else(|| self.characters(), |given| Some(&given.written))
+        self.interpolation().map_or_else(|| self.scalar_text(), |given| Some(&given.written))
     }
 
     /// Whether a variable in the text could not be replaced, which has been reported.
@@ -217,11 +217,11 @@ impl Node {
         matches!(self.value, NodeValue::Scalar { origin: TextOrigin::Invalid, .. })
     }
 
-    fn size(&self) -> usize {
+    fn count_nodes(&self) -> usize {
         1 + match &self.value {
             NodeValue::Scalar { .. } => 0,
-            NodeValue::List(items) => items.iter().map(Self::size).sum(),
-            NodeValue::Map(entries) => entries.iter().map(|entry| entry.node.size()).sum(),
+            NodeValue::List(items) => items.iter().map(Self::count_nodes).sum(),
+            NodeValue::Map(entries) => entries.iter().map(|entry| entry.node.count_nodes()).sum(),
         }
     }
 }
@@ -237,12 +237,12 @@ fn is_number(text: &str) -> bool {
 // === impl YamlReader ===
 
 impl<'i> YamlReader<'i, '_> {
-    fn next(&mut self) -> Result<(Event<'i>, SourceSpan), FatalProblem> {
+    fn next_event(&mut self) -> Result<(Event<'i>, SourceSpan), FatalProblem> {
         match self.parser.next_event() {
-            Some(Ok((event, span))) => Ok((event, place(span))),
+            Some(Ok((event, span))) => Ok((event, source_span(span))),
             Some(Err(error)) => {
-                let at = SourceSpan::File { line: error.marker().line(), column: error.marker().col() + 1 };
-                Err(FatalProblem(Problem::new(at, format!("not valid YAML: {}", error.info()))))
+                let span = SourceSpan::File { line: error.marker().line(), column: error.marker().col() + 1 };
+                Err(FatalProblem(Problem::new(span, format!("not valid YAML: {}", error.info()))))
             }
             None => Err(FatalProblem(Problem::new(
                 SourceSpan::Whole,
@@ -251,55 +251,59 @@ impl<'i> YamlReader<'i, '_> {
         }
     }
 
-    fn document(&mut self) -> Result<Option<Node>, FatalProblem> {
+    fn read_document(&mut self) -> Result<Option<Node>, FatalProblem> {
         let mut root = None;
         loop {
-            match self.next()? {
+            match self.next_event()? {
                 (Event::StreamEnd, _) => return Ok(root),
                 (Event::StreamStart | Event::DocumentEnd | Event::Nothing, _) => {}
-                (Event::DocumentStart(_), place) if root.is_some() => {
+                (Event::DocumentStart(_), span) if root.is_some() => {
                     return Err(FatalProblem(Problem::new(
-                        place,
+                        span,
                         "a second YAML document; a file holds one configuration",
                     )));
                 }
                 (Event::DocumentStart(_), _) => {
-                    let event = self.next()?;
-                    root = Some(self.node(event, 0)?);
+                    let event = self.next_event()?;
+                    root = Some(self.read_node(event, 0)?);
                 }
-                (event, place) => {
-                    return Err(FatalProblem(Problem::new(place, format!("unexpected {event:?}"))));
+                (event, span) => {
+                    return Err(FatalProblem(Problem::new(span, format!("unexpected {event:?}"))));
                 }
             }
         }
     }
 
-    fn node(&mut self, (event, place): (Event<'i>, SourceSpan), depth: usize) -> Result<Node, FatalProblem> {
-        self.count(1, place)?;
+    fn read_node(
+        &mut self,
+        (event, span): (Event<'i>, SourceSpan),
+        depth: usize,
+    ) -> Result<Node, FatalProblem> {
+        self.add_nodes(1, span)?;
         if depth > MAX_DEPTH {
-            return Err(FatalProblem(Problem::new(place, format!("nested deeper than {MAX_DEPTH} levels"))));
+            return Err(FatalProblem(Problem::new(span, format!("nested deeper than {MAX_DEPTH} levels"))));
         }
         let (anchor, tag, value) = match event {
-            Event::Alias(anchor) => return self.alias(anchor, place),
+            Event::Alias(anchor) => return self.resolve_alias(anchor, span),
             Event::Scalar(text, style, anchor, tag) => {
-                let plain = matches!(style, ScalarStyle::Plain);
+                let is_plain = matches!(style, ScalarStyle::Plain);
                 (
                     anchor,
                     tag,
-                    NodeValue::Scalar { text: text.into_owned(), plain, origin: TextOrigin::Literal },
+                    NodeValue::Scalar { text: text.into_owned(), is_plain, origin: TextOrigin::Literal },
                 )
             }
-            Event::SequenceStart(anchor, tag) => (anchor, tag, NodeValue::List(self.list(depth)?)),
-            Event::MappingStart(anchor, tag) => (anchor, tag, NodeValue::Map(self.map(depth)?)),
-            event => return Err(FatalProblem(Problem::new(place, format!("unexpected {event:?}")))),
+            Event::SequenceStart(anchor, tag) => (anchor, tag, NodeValue::List(self.read_list(depth)?)),
+            Event::MappingStart(anchor, tag) => (anchor, tag, NodeValue::Map(self.read_map(depth)?)),
+            event => return Err(FatalProblem(Problem::new(span, format!("unexpected {event:?}")))),
         };
         if let Some(tag) = tag {
             self.problems.push(Problem::new(
-                place,
+                span,
                 format!("the tag `{}{}` is not supported; remove it", tag.handle, tag.suffix),
             ));
         }
-        let node = Node { place, value };
+        let node = Node { span, value };
         if anchor != 0 {
             self.anchors.insert(anchor, node.clone());
         }
@@ -307,67 +311,65 @@ impl<'i> YamlReader<'i, '_> {
     }
 
     /// Returns a copy of the anchored node. Its problems are reported at the anchor's position.
-    fn alias(&mut self, anchor: usize, place: SourceSpan) -> Result<Node, FatalProblem> {
+    fn resolve_alias(&mut self, anchor: usize, span: SourceSpan) -> Result<Node, FatalProblem> {
         let Some(node) = self.anchors.get(&anchor).cloned() else {
-            return Err(FatalProblem(Problem::new(place, "an alias within the value that it refers to")));
+            return Err(FatalProblem(Problem::new(span, "an alias within the value that it refers to")));
         };
-        self.count(node.size(), place)?;
+        self.add_nodes(node.count_nodes(), span)?;
         Ok(node)
     }
 
-    fn list(&mut self, depth: usize) -> Result<Vec<Node>, FatalProblem> {
+    fn read_list(&mut self, depth: usize) -> Result<Vec<Node>, FatalProblem> {
         let mut items = Vec::new();
         loop {
-            match self.next()? {
+            match self.next_event()? {
                 (Event::SequenceEnd, _) => return Ok(items),
-                event => items.push(self.node(event, depth + 1)?),
+                event => items.push(self.read_node(event, depth + 1)?),
             }
         }
     }
 
-    fn map(&mut self, depth: usize) -> Result<Vec<MapEntry>, FatalProblem> {
+    fn read_map(&mut self, depth: usize) -> Result<Vec<MapEntry>, FatalProblem> {
         let mut entries: Vec<MapEntry> = Vec::new();
         loop {
-            let event = self.next()?;
+            let event = self.next_event()?;
             if matches!(event, (Event::MappingEnd, _)) {
                 return Ok(entries);
             }
-            let key = self.node(event, depth + 1)?;
-            let event = self.next()?;
-            let node = self.node(event, depth + 1)?;
-            let NodeValue::Scalar { text, plain, .. } = key.value else {
-                self.problems.push(Problem::new(
-                    key.place,
-                    format!("a key must be a string, not {}", key.type_name()),
-                ));
+            let key = self.read_node(event, depth + 1)?;
+            let event = self.next_event()?;
+            let node = self.read_node(event, depth + 1)?;
+            let NodeValue::Scalar { text, is_plain, .. } = key.value else {
+                self.problems
+                    .push(Problem::new(key.span, format!("a key must be a string, not {}", key.type_name())));
                 continue;
             };
-            if plain && text == "<<" {
+            if is_plain && text == "<<" {
                 self.problems.push(Problem::new(
-                    key.place,
+                    key.span,
                     "merge keys (`<<`) are not supported; write the keys out, or use an alias for the whole value",
                 ));
                 continue;
             }
             if let Some(first) = entries.iter().find(|entry| entry.key == text) {
-                let SourceSpan::File { line, .. } = first.key_place else {
+                let SourceSpan::File { line, .. } = first.key_span else {
                     unreachable!("keys are in the file")
                 };
                 self.problems.push(Problem::new(
-                    key.place,
+                    key.span,
                     format!("`{text}` is already set on line {line}; remove one of the two"),
                 ));
                 continue;
             }
-            entries.push(MapEntry { key: text, key_place: key.place, node });
+            entries.push(MapEntry { key: text, key_span: key.span, node });
         }
     }
 
-    fn count(&mut self, nodes: usize, place: SourceSpan) -> Result<(), FatalProblem> {
+    fn add_nodes(&mut self, nodes: usize, span: SourceSpan) -> Result<(), FatalProblem> {
         self.nodes += nodes;
         if self.nodes > MAX_NODES {
             return Err(FatalProblem(Problem::new(
-                place,
+                span,
                 format!("more than {MAX_NODES} values (aliases counted each time)"),
             )));
         }
@@ -375,7 +377,7 @@ impl<'i> YamlReader<'i, '_> {
     }
 }
 
-fn place(span: Span) -> SourceSpan {
+fn source_span(span: Span) -> SourceSpan {
     SourceSpan::File { line: span.start.line(), column: span.start.col() + 1 }
 }
 
@@ -388,7 +390,7 @@ mod tests {
         parse(text, &mut problems);
         problems
             .into_iter()
-            .map(|Problem { place, message }| match place {
+            .map(|Problem { span, message }| match span {
                 SourceSpan::File { line, column } => format!("{line}:{column} {message}"),
                 SourceSpan::Flag(_) | SourceSpan::Whole => message,
             })
@@ -441,7 +443,7 @@ mod tests {
 
     #[test]
     fn plain_scalars_have_yaml_types_and_quoted_ones_are_strings() {
-        let scalar = |text: &str| parse(text, &mut vec![]).expect("a tree").scalar();
+        let scalar = |text: &str| parse(text, &mut vec![]).expect("a tree").scalar_type();
         assert_eq!(scalar("1"), Some(ScalarType::Number));
         assert_eq!(scalar("-1.5e3"), Some(ScalarType::Number));
         assert_eq!(scalar("0x1F"), Some(ScalarType::Number));

@@ -31,7 +31,7 @@ struct PermitCount {
 pub(in crate::front) struct CallPermit {
     counts: Arc<PermitCounts>,
     /// Whether the permit is that of an admitted call, not of a request that is read only to be refused.
-    is_calls: bool,
+    is_admitted: bool,
 }
 
 /// Number of requests above the limit of calls that are read at the same time, only to be refused by their
@@ -43,7 +43,10 @@ const MAX_SHED_READS: usize = 64;
 impl CallPermits {
     /// Creates the permits of `limit` calls.
     pub(super) fn new(limit: usize) -> Self {
-        Self(Arc::new(PermitCounts { calls: PermitCount::of(limit), shed: PermitCount::of(MAX_SHED_READS) }))
+        Self(Arc::new(PermitCounts {
+            calls: PermitCount::with_limit(limit),
+            shed: PermitCount::with_limit(MAX_SHED_READS),
+        }))
     }
 
     /// Changes the limit; calls in flight keep their permits.
@@ -55,28 +58,28 @@ impl CallPermits {
     pub(super) fn try_acquire(&self) -> Option<CallPermit> {
         self.0.calls.try_take().then(|| {
             Limit::Calls.add_used(1);
-            CallPermit { counts: Arc::clone(&self.0), is_calls: true }
+            CallPermit { counts: Arc::clone(&self.0), is_admitted: true }
         })
     }
 
     /// Takes a permit for a request that is read only to be refused; `None` if all are taken.
     pub(super) fn try_acquire_shed(&self) -> Option<CallPermit> {
-        self.0.shed.try_take().then(|| CallPermit { counts: Arc::clone(&self.0), is_calls: false })
+        self.0.shed.try_take().then(|| CallPermit { counts: Arc::clone(&self.0), is_admitted: false })
     }
 }
 
 // === impl PermitCount ===
 
 impl PermitCount {
-    fn of(permits: usize) -> Self {
-        Self { taken: AtomicUsize::new(0), limit: AtomicUsize::new(permits) }
+    fn with_limit(limit: usize) -> Self {
+        Self { taken: AtomicUsize::new(0), limit: AtomicUsize::new(limit) }
     }
 
     /// Takes a permit; returns whether one was free.
     fn try_take(&self) -> bool {
-        let permits = self.limit.load(Ordering::Relaxed);
-        let one_more = |taken| (taken < permits).then_some(taken + 1);
-        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+        let limit = self.limit.load(Ordering::Relaxed);
+        let increment = |taken| (taken < limit).then_some(taken + 1);
+        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, increment).is_ok()
     }
 }
 
@@ -84,9 +87,9 @@ impl PermitCount {
 
 impl Drop for CallPermit {
     fn drop(&mut self) {
-        let count = if self.is_calls { &self.counts.calls } else { &self.counts.shed };
+        let count = if self.is_admitted { &self.counts.calls } else { &self.counts.shed };
         count.taken.fetch_sub(1, Ordering::Relaxed);
-        if self.is_calls {
+        if self.is_admitted {
             Limit::Calls.add_used(-1);
         }
     }

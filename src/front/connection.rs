@@ -39,12 +39,12 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// Largest client profile, and largest credentials, in bytes, that a connection caches: there may be many
 /// connections.
-const MAX_REMEMBERED: usize = 1024;
+const MAX_CACHED_BYTES: usize = 1024;
 
 /// State of one connection, shared by its requests.
 pub(super) struct ClientConnection {
     /// Whether the client connected with TLS.
-    pub(super) secure: bool,
+    pub(super) is_tls: bool,
     /// The address of the TCP peer, which is the client or a proxy in front; `None` for an in-memory
     /// connection.
     pub(super) peer: Option<IpAddr>,
@@ -64,9 +64,9 @@ pub(super) struct ClientConnection {
     phase: atomic::AtomicU8,
     /// The [`ResponseFraming`] of the current response; set and read over HTTP/1 alone.
     framing: atomic::AtomicU8,
-    /// The client's profile, from the last request in which it was at most [`MAX_REMEMBERED`] bytes.
-    remembered: ArcSwapOption<ClientProfile>,
-    /// The client's credentials, from the last request in which they were at most [`MAX_REMEMBERED`] bytes.
+    /// The client's profile, from the last request in which it was at most [`MAX_CACHED_BYTES`] bytes.
+    client_profile: ArcSwapOption<ClientProfile>,
+    /// The client's credentials, from the last request in which they were at most [`MAX_CACHED_BYTES`] bytes.
     credentials: ArcSwapOption<Credentials>,
 }
 
@@ -113,19 +113,19 @@ pub(super) struct ConnectionIo<S> {
     head: PrefaceBuffer,
     /// Timer of an incomplete head, of length `head_timeout`. Most heads arrive in one piece and need no
     /// timer.
-    overdue: Option<Pin<Box<Sleep>>>,
+    head_timer: Option<Pin<Box<Sleep>>>,
     /// The configured `timeouts.read_headers`.
-    read_headers: Duration,
+    head_timeout: Duration,
     /// Timer of [`LINGER`]; `Some` once the proxy has shut down its side.
-    lingering: Option<Pin<Box<Sleep>>>,
+    linger_timer: Option<Pin<Box<Sleep>>>,
     connection: Arc<ClientConnection>,
     /// Whether the pending write has yielded to other tasks of the thread, if there were any.
-    gave_way: bool,
+    has_yielded: bool,
     /// Whether a write was attempted since the last completed flush.
     is_unflushed: bool,
     /// Whether the first byte of the response has been sent as a probe, so that the next write must leave it
     /// out ([`half_closed`](super::half_closed)).
-    is_begun: bool,
+    has_sent_first_byte: bool,
     /// State of a half-closed connection; `Some` once the client has ended its side.
     half_closed: Option<Box<HalfClosedState>>,
 }
@@ -137,7 +137,7 @@ pub(super) struct PrefaceBuffer {
     /// Number of bytes read from the socket.
     filled: u8,
     /// Number of bytes that hyper has read.
-    taken: u8,
+    consumed: u8,
 }
 
 /// The HTTP version of a connection.
@@ -153,12 +153,12 @@ impl ClientConnection {
     /// Creates the state of a new connection. `activity` records whether it is idle; `drain_notice` is
     /// signalled before the drain.
     pub(super) fn new(
-        secure: bool,
+        is_tls: bool,
         peer: Option<IpAddr>,
         version: HttpVersion,
         activity: Arc<ConnectionActivity>,
         clock: Arc<dyn Clock>,
-        leaving: DrainWatch,
+        drain_notice: DrainWatch,
     ) -> Self {
         let phase = match version {
             HttpVersion::Http1 => ConnectionPhase::Idle,
@@ -166,53 +166,58 @@ impl ClientConnection {
             HttpVersion::Http2 => ConnectionPhase::Busy,
         };
         Self {
-            secure,
+            is_tls,
             peer,
             commits: Mutex::new(PendingCommits::Open(Vec::new())),
             has_commits: atomic::AtomicBool::new(false),
             version,
             activity,
             clock,
-            drain_notice: leaving,
+            drain_notice,
             phase: atomic::AtomicU8::new(phase as u8),
             framing: atomic::AtomicU8::new(ResponseFraming::NotBegun as u8),
-            remembered: ArcSwapOption::empty(),
+            client_profile: ArcSwapOption::empty(),
             credentials: ArcSwapOption::empty(),
         }
     }
 
     /// Returns the client's profile from an earlier request; `None` before the first one, or if each was
-    /// larger than [`MAX_REMEMBERED`].
-    pub(super) fn remembered(&self) -> Guard<Option<Arc<ClientProfile>>> {
-        self.remembered.load()
+    /// larger than [`MAX_CACHED_BYTES`].
+    pub(super) fn client_profile(&self) -> Guard<Option<Arc<ClientProfile>>> {
+        self.client_profile.load()
     }
 
     /// Caches the client's profile for the next request, unless it is unchanged or too large.
-    pub(super) fn remember(&self, call: &Call, capabilities: &Arc<Capabilities>) {
+    pub(super) fn remember_profile(&self, call: &Call, capabilities: &Arc<Capabilities>) {
         let (info, headers) = (&call.client_info, &call.headers);
-        if self.remembered.load().as_ref().is_some_and(|known| known.matches(capabilities, info, headers)) {
+        if self
+            .client_profile
+            .load()
+            .as_ref()
+            .is_some_and(|previous| previous.matches(capabilities, info, headers))
+        {
             return;
         }
-        let now = ClientProfile::for_request(capabilities, info, headers);
-        if now.retained_bytes() <= MAX_REMEMBERED {
-            self.remembered.store(Some(Arc::new(now)));
+        let profile = ClientProfile::for_request(capabilities, info, headers);
+        if profile.retained_bytes() <= MAX_CACHED_BYTES {
+            self.client_profile.store(Some(Arc::new(profile)));
         }
     }
 
     /// Reads the credentials in `headers`, including the headers that the route forwards (`forward`).
     /// Credentials that are the same as those of an earlier request share its memory.
     pub(super) fn credentials(&self, headers: &HeaderMap, forward: &[HeaderName]) -> Credentials {
-        let known = self.credentials.load();
-        if let Some(known) = &*known
-            && known.matches_request(headers, forward)
+        let previous = self.credentials.load();
+        if let Some(previous) = &*previous
+            && previous.matches_request(headers, forward)
         {
-            return Credentials::clone(known);
+            return Credentials::clone(previous);
         }
-        let now = Credentials::from_request(headers, forward);
-        if !now.is_empty() && now.retained_bytes() <= MAX_REMEMBERED {
-            self.credentials.store(Some(Arc::new(now.clone())));
+        let credentials = Credentials::from_request(headers, forward);
+        if !credentials.is_empty() && credentials.retained_bytes() <= MAX_CACHED_BYTES {
+            self.credentials.store(Some(Arc::new(credentials.clone())));
         }
-        now
+        credentials
     }
 
     /// Returns the HTTP version of the connection as spans name it: `1.1` or `2`.
@@ -234,11 +239,11 @@ impl ClientConnection {
     }
 
     /// Records that a request's head is complete.
-    pub(super) fn begin(&self) {
+    pub(super) fn begin_request(&self) {
         self.activity.begin();
         if self.version == HttpVersion::Http1 {
             self.set_framing(ResponseFraming::NotBegun);
-            self.enter(ConnectionPhase::Receiving);
+            self.set_phase(ConnectionPhase::Receiving);
         }
     }
 
@@ -251,17 +256,17 @@ impl ClientConnection {
     pub(super) fn complete_request(&self) {
         self.activity.complete();
         if self.version == HttpVersion::Http1 {
-            self.enter(ConnectionPhase::Busy);
+            self.set_phase(ConnectionPhase::Busy);
         }
     }
 
     /// Records that the response begins.
-    pub(super) fn begin_response(&self, in_chunks: bool) {
-        self.set_framing(if in_chunks { ResponseFraming::Chunked } else { ResponseFraming::Other });
+    pub(super) fn begin_response(&self, is_chunked: bool) {
+        self.set_framing(if is_chunked { ResponseFraming::Chunked } else { ResponseFraming::Other });
     }
 
-    fn set_framing(&self, answer: ResponseFraming) {
-        self.framing.store(answer as u8, atomic::Ordering::Relaxed);
+    fn set_framing(&self, framing: ResponseFraming) {
+        self.framing.store(framing as u8, atomic::Ordering::Relaxed);
     }
 
     /// Whether a part of a head has arrived.
@@ -271,23 +276,23 @@ impl ClientConnection {
 
     /// Returns the byte that can be sent now, as a part of the response, to find out whether a client that
     /// has ended its side still reads. `None` if no byte would be harmless.
-    fn probe(&self) -> Option<u8> {
-        let answer = self.framing.load(atomic::Ordering::Relaxed);
+    fn probe_byte(&self) -> Option<u8> {
+        let framing = self.framing.load(atomic::Ordering::Relaxed);
         match () {
-            () if answer == ResponseFraming::NotBegun as u8 => Some(b'H'),
-            () if answer == ResponseFraming::Chunked as u8 => Some(b'0'),
+            () if framing == ResponseFraming::NotBegun as u8 => Some(b'H'),
+            () if framing == ResponseFraming::Chunked as u8 => Some(b'0'),
             () => None,
         }
     }
 
     /// Records that a request has been answered, or that its client has disconnected.
-    pub(super) fn end(&self, now: Instant) {
+    pub(super) fn end_request(&self, now: Instant) {
         // A request that was refused before it was complete counts as complete, so that its response is not
         // cut off.
         self.activity.complete();
         self.activity.end(now);
         if self.version == HttpVersion::Http1 {
-            self.enter(ConnectionPhase::Idle);
+            self.set_phase(ConnectionPhase::Idle);
         }
     }
 
@@ -303,7 +308,7 @@ impl ClientConnection {
     /// Records that bytes were read; on an idle connection they begin a head.
     fn on_read(&self) {
         if self.is_in_phase(ConnectionPhase::Idle) {
-            self.enter(ConnectionPhase::Head);
+            self.set_phase(ConnectionPhase::Head);
         }
     }
 
@@ -311,7 +316,7 @@ impl ClientConnection {
         self.phase.load(atomic::Ordering::Relaxed) == phase as u8
     }
 
-    fn enter(&self, phase: ConnectionPhase) {
+    fn set_phase(&self, phase: ConnectionPhase) {
         self.phase.store(phase as u8, atomic::Ordering::Relaxed);
     }
 
@@ -344,8 +349,8 @@ impl ClientConnection {
 
     /// Records that the socket is closed, and drops the commits of unflushed handles.
     fn close(&self) {
-        let lost = std::mem::replace(&mut *self.commits.lock(), PendingCommits::Closed);
-        drop(lost);
+        let unconfirmed = std::mem::replace(&mut *self.commits.lock(), PendingCommits::Closed);
+        drop(unconfirmed);
     }
 }
 
@@ -353,14 +358,14 @@ impl ClientConnection {
 
 impl<S> ConnectionIo<S> {
     /// Yields to other tasks of a busy thread, once before each write.
-    fn poll_turn(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_yield(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
-        if !*this.gave_way && register_write() {
-            *this.gave_way = true;
+        if !*this.has_yielded && register_write() {
+            *this.has_yielded = true;
             wake_after_others(cx);
             return Poll::Pending;
         }
-        *this.gave_way = false;
+        *this.has_yielded = false;
         Poll::Ready(())
     }
 
@@ -368,19 +373,19 @@ impl<S> ConnectionIo<S> {
     pub(super) fn new(
         stream: S,
         head: PrefaceBuffer,
-        read_headers: Duration,
+        head_timeout: Duration,
         connection: Arc<ClientConnection>,
     ) -> Self {
         Self {
             stream: TokioIo::new(EofTracker::new(stream)),
             head,
-            overdue: None,
-            read_headers,
-            lingering: None,
+            head_timer: None,
+            head_timeout,
+            linger_timer: None,
             connection,
-            gave_way: false,
+            has_yielded: false,
             is_unflushed: false,
-            is_begun: false,
+            has_sent_first_byte: false,
             half_closed: None,
         }
     }
@@ -406,13 +411,13 @@ impl<S: AsyncRead + AsyncWrite + PeerSocket> ConnectionIo<S> {
         }
         if !half_closed.is_probed
             && !*this.is_unflushed
-            && let Some(byte) = this.connection.probe()
+            && let Some(byte) = this.connection.probe_byte()
         {
             match ready!(this.stream.as_mut().poll_write(cx, &[byte]))? {
                 0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 _ => half_closed.is_probed = true,
             }
-            *this.is_begun = byte == b'H';
+            *this.has_sent_first_byte = byte == b'H';
             // Under TLS only a flush sends the byte.
             if let Poll::Ready(flushed) = this.stream.as_mut().poll_flush(cx) {
                 flushed?;
@@ -438,11 +443,11 @@ impl<S: AsyncRead + AsyncWrite + PeerSocket> Read for ConnectionIo<S> {
         }
         let mut io = self;
         let this = io.as_mut().project();
-        let left = this.head.remaining();
-        if !left.is_empty() {
-            let count = left.len().min(buf.remaining());
-            buf.put_slice(&left[..count]);
-            this.head.taken += u8::try_from(count).expect("a preface is short");
+        let buffered = this.head.remaining();
+        if !buffered.is_empty() {
+            let count = buffered.len().min(buf.remaining());
+            buf.put_slice(&buffered[..count]);
+            this.head.consumed += u8::try_from(count).expect("a preface is short");
             this.connection.on_read();
             // Read the following bytes as well, if they have arrived: two short reads make hyper take a
             // buffer of twice the size. An error will be returned by the next read.
@@ -458,11 +463,11 @@ impl<S: AsyncRead + AsyncWrite + PeerSocket> Read for ConnectionIo<S> {
             return Poll::Ready(read);
         }
         if !this.connection.is_in_phase(ConnectionPhase::Head) {
-            *this.overdue = None;
+            *this.head_timer = None;
             return Poll::Pending;
         }
-        let overdue = this.overdue.get_or_insert_with(|| Box::pin(sleep(*this.read_headers)));
-        ready!(overdue.as_mut().poll(cx));
+        let head_timer = this.head_timer.get_or_insert_with(|| Box::pin(sleep(*this.head_timeout)));
+        ready!(head_timer.as_mut().poll(cx));
         Limit::ReadHeaders.record_hit();
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
@@ -471,14 +476,14 @@ impl<S: AsyncRead + AsyncWrite + PeerSocket> Read for ConnectionIo<S> {
 impl<S: AsyncRead + AsyncWrite + PeerSocket> Write for ConnectionIo<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         *self.as_mut().project().is_unflushed = true;
-        ready!(self.as_mut().poll_turn(cx));
+        ready!(self.as_mut().poll_yield(cx));
         let this = self.project();
-        if !*this.is_begun || buf.is_empty() {
+        if !*this.has_sent_first_byte || buf.is_empty() {
             return this.stream.poll_write(cx, buf);
         }
-        let rest = buf.strip_prefix(b"H").ok_or(io::ErrorKind::InvalidData)?;
-        let written = if rest.is_empty() { 0 } else { ready!(this.stream.poll_write(cx, rest))? };
-        *this.is_begun = false;
+        let unsent = buf.strip_prefix(b"H").ok_or(io::ErrorKind::InvalidData)?;
+        let written = if unsent.is_empty() { 0 } else { ready!(this.stream.poll_write(cx, unsent))? };
+        *this.has_sent_first_byte = false;
         Poll::Ready(Ok(written + 1))
     }
 
@@ -487,12 +492,12 @@ impl<S: AsyncRead + AsyncWrite + PeerSocket> Write for ConnectionIo<S> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.is_begun {
+        if self.has_sent_first_byte {
             let first = bufs.iter().find(|buf| !buf.is_empty()).map_or(&[][..], |buf| buf);
             return self.poll_write(cx, first);
         }
         *self.as_mut().project().is_unflushed = true;
-        ready!(self.as_mut().poll_turn(cx));
+        ready!(self.as_mut().poll_yield(cx));
         self.project().stream.poll_write_vectored(cx, bufs)
     }
 
@@ -519,13 +524,13 @@ impl<S: AsyncRead + AsyncWrite + PeerSocket> Write for ConnectionIo<S> {
     /// the refusal (RFC 9112, 9.6).
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
-        if this.lingering.is_none() {
+        if this.linger_timer.is_none() {
             ready!(this.stream.as_mut().poll_shutdown(cx))?;
         }
-        let lingering = this.lingering.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+        let linger_timer = this.linger_timer.get_or_insert_with(|| Box::pin(sleep(LINGER)));
         let mut scratch = [0; 4096];
         loop {
-            if lingering.as_mut().poll(cx).is_ready() {
+            if linger_timer.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Ok(()));
             }
             let mut buf = ReadBuf::new(&mut scratch);
@@ -548,7 +553,7 @@ impl<S> PinnedDrop for ConnectionIo<S> {
 
 impl PrefaceBuffer {
     fn remaining(&self) -> &[u8] {
-        &self.bytes[usize::from(self.taken)..usize::from(self.filled)]
+        &self.bytes[usize::from(self.consumed)..usize::from(self.filled)]
     }
 }
 
@@ -593,7 +598,7 @@ mod tests {
     impl<S> PeerSocket for tokio::io::BufWriter<S> {}
 
     /// Adds a commit to the connection, and returns the receiver of its outcome.
-    fn written(connection: &ClientConnection) -> Receiver<()> {
+    fn push_new_commit(connection: &ClientConnection) -> Receiver<()> {
         let (commit, fate) = DeliveryCommit::channel();
         connection.push_commit(commit);
         fate
@@ -601,16 +606,16 @@ mod tests {
 
     impl ClientConnection {
         /// A connection without a socket.
-        pub(in crate::front) fn of(version: HttpVersion) -> Arc<Self> {
+        pub(in crate::front) fn without_socket(version: HttpVersion) -> Arc<Self> {
             let clock = Arc::new(SystemClock::new());
-            let (activity, (_drain, leaving)) =
+            let (activity, (_drain, drain_notice)) =
                 (Arc::new(ConnectionActivity::new(clock.now())), Drain::new());
-            Arc::new(Self::new(false, None, version, activity, clock, leaving))
+            Arc::new(Self::new(false, None, version, activity, clock, drain_notice))
         }
     }
 
     fn io<S>(stream: S) -> (ConnectionIo<S>, Arc<ClientConnection>) {
-        let connection = ClientConnection::of(HttpVersion::Http1);
+        let connection = ClientConnection::without_socket(HttpVersion::Http1);
         (
             ConnectionIo::new(
                 stream,
@@ -624,44 +629,45 @@ mod tests {
 
     #[test]
     fn a_small_client_profile_is_remembered_and_a_large_one_is_not() {
-        let connection = ClientConnection::of(HttpVersion::Http2);
-        assert!(connection.remembered().is_none());
+        let connection = ClientConnection::without_socket(HttpVersion::Http2);
+        assert!(connection.client_profile().is_none());
         let says = |length: usize, headers: &[(HeaderName, &'static str)]| {
             let text = format!(r#"{{"experimental":{{"{}":{{}}}}}}"#, "x".repeat(length));
             let capabilities = Arc::new(Capabilities::read(text.into()).expect("an object"));
             let mut call = build_call(&Method::ToolsList, "{}");
             let headers = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value)));
             call.headers = headers.collect::<HeaderMap>().into();
-            connection.remember(&call, &capabilities);
+            connection.remember_profile(&call, &capabilities);
             (capabilities, call)
         };
         for length in [1, 2] {
             let (last, _) = says(length, &[]);
-            let known = connection.remembered();
+            let known = connection.client_profile();
             assert!(known.as_ref().is_some_and(|known| Arc::ptr_eq(&known.capabilities, &last)));
             drop(known);
             assert_eq!(Arc::strong_count(&last), 2);
         }
-        let (large, _) = says(MAX_REMEMBERED, &[]);
+        let (large, _) = says(MAX_CACHED_BYTES, &[]);
         assert_eq!(Arc::strong_count(&large), 1);
 
         let agent = (USER_AGENT, "a/1");
         let (_, call) = says(1, std::slice::from_ref(&agent));
         let known = |call: &Call| {
-            connection.remembered().as_ref().is_some_and(|known| known.headers.is_same_map(&call.headers))
+            connection.client_profile().as_ref().is_some_and(|known| known.headers.is_same_map(&call.headers))
         };
         assert!(known(&call));
         // Data that changes with each request is not remembered, and the earlier profile stays.
-        let capabilities = Arc::clone(&connection.remembered().as_ref().expect("it is known").capabilities);
+        let capabilities =
+            Arc::clone(&connection.client_profile().as_ref().expect("it is known").capabilities);
         let mut other = call.clone();
         other.headers.to_mut().insert("traceparent", HeaderValue::from_static("00-1"));
-        connection.remember(&other, &capabilities);
+        connection.remember_profile(&other, &capabilities);
         assert!(known(&call) && !known(&other));
     }
 
     #[test]
     fn the_same_credentials_on_one_connection_are_the_same_in_memory() {
-        let connection = ClientConnection::of(HttpVersion::Http1);
+        let connection = ClientConnection::without_socket(HttpVersion::Http1);
         let shown = |key: &'static str, forward: &[HeaderName]| {
             let mut headers = HeaderMap::new();
             for (name, value) in [("host", "h"), ("x-api-key", key), ("user-agent", "u/1"), ("cookie", "a=1")]
@@ -685,7 +691,7 @@ mod tests {
     fn a_handle_is_delivered_by_the_next_completed_flush() {
         let (ours, _theirs) = tokio::io::duplex(64);
         let (mut io, connection) = io(ours);
-        let mut fates = [written(&connection), written(&connection)];
+        let mut fates = [push_new_commit(&connection), push_new_commit(&connection)];
         assert!(fates.iter_mut().all(|fate| fate.try_recv() == Err(TryRecvError::Empty)));
         let flushed = Pin::new(&mut io).poll_flush(&mut Context::from_waker(Waker::noop()));
         assert!(matches!(flushed, Poll::Ready(Ok(()))));
@@ -699,7 +705,7 @@ mod tests {
         let (mut io, connection) = io(tokio::io::BufWriter::new(ours));
         let context = &mut Context::from_waker(Waker::noop());
         assert!(matches!(Pin::new(&mut io).poll_write(context, b"handle"), Poll::Ready(Ok(6))));
-        let mut fate = written(&connection);
+        let mut fate = push_new_commit(&connection);
         assert!(matches!(Pin::new(&mut io).poll_flush(context), Poll::Ready(Err(_))));
         assert_eq!(fate.try_recv(), Err(TryRecvError::Empty));
         drop(io);
@@ -710,7 +716,7 @@ mod tests {
     fn a_handle_written_after_the_end_is_not_delivered() {
         let (io, connection) = io(tokio::io::empty());
         drop(io);
-        assert_eq!(written(&connection).try_recv(), Err(TryRecvError::Closed));
+        assert_eq!(push_new_commit(&connection).try_recv(), Err(TryRecvError::Closed));
     }
 
     #[tokio::test]
@@ -747,8 +753,12 @@ mod tests {
             assert_eq!((detected, bytes.len() - rest.len()), (version, read));
             assert_eq!(head.remaining(), &bytes[..read]);
             let stream = tokio::io::join(rest, tokio::io::sink());
-            let mut io =
-                ConnectionIo::new(stream, head, Duration::from_secs(10), ClientConnection::of(detected));
+            let mut io = ConnectionIo::new(
+                stream,
+                head,
+                Duration::from_secs(10),
+                ClientConnection::without_socket(detected),
+            );
             let mut again = Vec::new();
             while again.len() < bytes.len() {
                 let mut piece = [0; 10];

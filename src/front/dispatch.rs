@@ -15,7 +15,7 @@ use super::{
     incoming::{AdmittedRequest, IncomingRequest, ResponseResult},
     layers::{
         access_entry::AccessEntry,
-        principal::{principal, remove_hop_headers},
+        principal::{derive_principal, remove_hop_headers},
     },
     legacy::{self, LegacyRequestBody},
     metadata,
@@ -52,7 +52,7 @@ use http_body::Body as HttpBody;
 use std::{future::Future, sync::Arc};
 
 /// The methods that a route serves, as in `Allow`.
-const SERVED: &str = "POST, GET, DELETE";
+const ROUTE_METHODS: &str = "POST, GET, DELETE";
 
 /// Outcome of reading a POST.
 enum PostOutcome {
@@ -98,54 +98,61 @@ where
     let limit = front.limits.headers;
     // hyper counts the headers of HTTP/1 alone.
     if request.headers().len() > limit {
-        return Either::Right(ready(Ok(refuse(RefusalReason::Headers { limit }, incoming.line))));
+        return Either::Right(ready(Ok(refuse(RefusalReason::Headers { limit }, incoming.entry))));
     }
     if *request.method() != Method::POST {
         // The body of any other method has no meaning.
-        incoming.line.connection().complete_request();
+        incoming.entry.connection().complete_request();
     }
     let path = request.uri().path();
-    let Some(position) = front.position(path) else {
+    let Some(position) = front.route_index(path) else {
         if metadata::is_metadata_path(path) && request.method() == Method::GET {
             return Either::Left(Either::Right(metadata::serve(front, incoming)));
         }
-        if !metadata::is_metadata_path(path) && sign_in::is_available(&front, &incoming.line) {
+        if !metadata::is_metadata_path(path) && sign_in::is_available(&front, &incoming.entry) {
             return Either::Left(Either::Right(sign_in::serve(front, incoming)));
         }
-        return Either::Right(ready(Ok(unrouted(&front, incoming))));
+        return Either::Right(ready(Ok(refuse_unrouted(&front, incoming))));
     };
     let service = &front.services[position];
-    incoming.line.set_route(&front.paths[position]);
+    incoming.entry.set_route(&front.paths[position]);
     if service.is_loop(request.headers()) {
         let refusal = RefusalReason::Loop { path: service.route().path.to_string() };
-        return Either::Right(ready(Ok(refuse(refusal, incoming.line))));
+        return Either::Right(ready(Ok(refuse(refusal, incoming.entry))));
     }
     match *request.method() {
         Method::POST if let Some(coding) = content_coding(request.headers()) => {
-            Either::Right(ready(Ok(refuse(RefusalReason::ContentCoding { coding }, incoming.line))))
+            Either::Right(ready(Ok(refuse(RefusalReason::ContentCoding { coding }, incoming.entry))))
         }
-        Method::POST => Either::Left(Either::Left(post(front, position, incoming, over_limit))),
-        Method::OPTIONS => Either::Right(ready(Ok(preflight(&incoming.request, SERVED, incoming.line)))),
+        Method::POST => Either::Left(Either::Left(serve_post(front, position, incoming, over_limit))),
+        Method::OPTIONS => {
+            Either::Right(ready(Ok(preflight(&incoming.request, ROUTE_METHODS, incoming.entry))))
+        }
         // 2026-07-28 has neither GET streams nor sessions.
         Method::GET | Method::DELETE if !is_modern(request.headers()) => {
-            let IncomingRequest { request, mut line } = incoming;
+            let IncomingRequest { request, mut entry } = incoming;
             // The specification gives the body no meaning here.
             let (mut head, _body) = request.into_parts();
             remove_hop_headers(service.route(), &mut head.headers);
-            forwarded::add(service.route(), &mut head, line.connection());
-            line.set_principal(principal(&front.principals, service.route(), line.token(), &head.headers));
+            forwarded::add_header(service.route(), &mut head, entry.connection());
+            entry.set_principal(derive_principal(
+                &front.principals,
+                service.route(),
+                entry.token_name(),
+                &head.headers,
+            ));
             let service = Arc::clone(service);
-            Either::Left(Either::Right(legacy::relay(front, service, head, Default::default(), line)))
+            Either::Left(Either::Right(legacy::relay(front, service, head, Default::default(), entry)))
         }
         Method::GET | Method::DELETE => {
-            Either::Right(ready(Ok(method_not_allowed(&incoming.request, "POST", incoming.line))))
+            Either::Right(ready(Ok(refuse_method(&incoming.request, "POST", incoming.entry))))
         }
-        _ => Either::Right(ready(Ok(method_not_allowed(&incoming.request, SERVED, incoming.line)))),
+        _ => Either::Right(ready(Ok(refuse_method(&incoming.request, ROUTE_METHODS, incoming.entry)))),
     }
 }
 
 /// Answers one POST on a route.
-fn post<B>(
+fn serve_post<B>(
     front: Arc<Front>,
     position: usize,
     incoming: IncomingRequest<B>,
@@ -154,34 +161,34 @@ fn post<B>(
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
 {
-    let IncomingRequest { request, mut line } = incoming;
+    let IncomingRequest { request, mut entry } = incoming;
     let (mut head, body) = request.into_parts();
     let route = front.services[position].route();
     remove_hop_headers(route, &mut head.headers);
-    forwarded::add(route, &mut head, line.connection());
-    line.set_principal(principal(&front.principals, route, line.token(), &head.headers));
+    forwarded::add_header(route, &mut head, entry.connection());
+    entry.set_principal(derive_principal(&front.principals, route, entry.token_name(), &head.headers));
     async move {
         // A borrow and not another `Arc`: all calls of a route would contend for its reference count.
         let service = &front.services[position];
         let _arriving = service.track_arrival();
-        let dispatched = match read(&front, &head, body, over_limit, &mut line).await {
+        let dispatched = match read_post(&front, &head, body, over_limit, &mut entry).await {
             PostOutcome::Request(call, capabilities) => {
-                modern::dispatch(&front, &**service, &head, (call, capabilities), &mut line)
+                modern::dispatch(&front, &**service, &head, (call, capabilities), &mut entry)
             }
             PostOutcome::Legacy(posted) => {
                 let service = Arc::clone(service);
-                return legacy::relay(Arc::clone(&front), service, head, posted, line).await;
+                return legacy::relay(Arc::clone(&front), service, head, posted, entry).await;
             }
             PostOutcome::Notification => {
-                return Ok(responses::empty(StatusCode::ACCEPTED, HeaderMap::new(), line));
+                return Ok(responses::empty(StatusCode::ACCEPTED, HeaderMap::new(), entry));
             }
-            PostOutcome::Refused(refusal, None) => return Ok(refuse(refusal, line)),
-            PostOutcome::Refused(refusal, Some(post)) => return Ok(refuse_post(refusal, &post, line)),
+            PostOutcome::Refused(refusal, None) => return Ok(refuse(refusal, entry)),
+            PostOutcome::Refused(refusal, Some(post)) => return Ok(refuse_post(refusal, &post, entry)),
         };
         // The head is a part of the connection's read buffer; the call may take hours.
         drop(head);
         let DispatchedCall { id, items, keep_alive, address } = dispatched;
-        let mut response = reply::respond(items, ResponseContext { id, line, keep_alive }).await;
+        let mut response = reply::respond(items, ResponseContext { id, entry, keep_alive }).await;
         address.rewrite_challenges(&front.services, service.route(), response.headers_mut());
         Ok(response)
     }
@@ -189,19 +196,19 @@ where
 
 /// Reads the message of a POST. A small one above the limit of calls is read as well, because a legacy client
 /// is refused by the ids of its requests.
-async fn read<B>(
+async fn read_post<B>(
     front: &Front,
     head: &Parts,
     body: B,
     over_limit: Option<usize>,
-    line: &mut AccessEntry,
+    entry: &mut AccessEntry,
 ) -> PostOutcome
 where
     B: HttpBody<Data = Bytes>,
 {
-    let busy = over_limit.map(|limit| RefusalReason::Busy { limit });
-    let limit = if busy.is_some() { MAX_SHED_BODY } else { front.limits.body_bytes };
-    let connection = line.connection();
+    let overload = over_limit.map(|limit| RefusalReason::Busy { limit });
+    let limit = if overload.is_some() { MAX_SHED_BODY } else { front.limits.body_bytes };
+    let connection = entry.connection();
     let body = match receive(&front.bodies, body, limit, front.timeouts.read_body, || connection.begin_body())
         .await
     {
@@ -209,16 +216,16 @@ where
             connection.complete_request();
             body
         }
-        Err(refusal) => return PostOutcome::Refused(busy.unwrap_or(refusal), None),
+        Err(refusal) => return PostOutcome::Refused(overload.unwrap_or(refusal), None),
     };
     let mut messages = MessageReader::of(body.clone());
     let contents = BodyContent::read(&mut messages);
-    let too_deep = || {
+    let check_depth = || {
         let checked =
             message::check_depth(messages.depth(), front.limits.depth).map_err(RefusalReason::Message);
         checked.inspect_err(|_| Limit::Depth.record_hit())
     };
-    let refused = busy.or_else(|| too_deep().err());
+    let refused = overload.or_else(|| check_depth().err());
     // Of a legacy message only the limits and `jsonrpc` are checked here; its server checks the rest.
     match (classify(&head.headers, contents, &body), refused) {
         (EraMessage::Legacy(post, _), Some(refusal)) => PostOutcome::Refused(refusal, Some(post)),
@@ -230,15 +237,15 @@ where
         }
         (EraMessage::Modern(_), Some(busy @ RefusalReason::Busy { .. })) => PostOutcome::Refused(busy, None),
         (EraMessage::Modern(frame), refused) => {
-            line.set_client_era(Era::Modern);
-            request(frame, &head.headers, refused, line.connection())
+            entry.set_client_era(Era::Modern);
+            read_modern(frame, &head.headers, refused, entry.connection())
                 .unwrap_or_else(|refusal| PostOutcome::Refused(refusal, None))
         }
     }
 }
 
 /// Reads the request of a client of 2026-07-28.
-fn request(
+fn read_modern(
     frame: Result<Frame, FrameError>,
     headers: &HeaderMap,
     refused: Option<RefusalReason>,
@@ -251,10 +258,10 @@ fn request(
         return Err(RefusalReason::Accept);
     }
     refused.map_or(Ok(()), Err)?;
-    let before = connection.remembered();
-    match message::read_message(frame, headers, before.as_deref()).map_err(RefusalReason::Message)? {
+    let profile = connection.client_profile();
+    match message::read_message(frame, headers, profile.as_deref()).map_err(RefusalReason::Message)? {
         ModernMessage::Request(call, capabilities) => {
-            connection.remember(&call, &capabilities);
+            connection.remember_profile(&call, &capabilities);
             Ok(PostOutcome::Request(call, capabilities))
         }
         ModernMessage::Notification => Ok(PostOutcome::Notification),
@@ -262,34 +269,31 @@ fn request(
 }
 
 /// Answers a request that belongs to no route and is not forwarded.
-fn unrouted<B>(front: &Front, incoming: IncomingRequest<B>) -> Response<FrontBody> {
-    let IncomingRequest { request, line } = incoming;
+fn refuse_unrouted<B>(front: &Front, incoming: IncomingRequest<B>) -> Response<FrontBody> {
+    let IncomingRequest { request, entry } = incoming;
     let path = request.uri().path();
     match *request.method() {
         _ if !metadata::is_metadata_path(path) => {
-            refuse(RefusalReason::Path { path: path.to_owned(), served: front.paths() }, line)
+            refuse(RefusalReason::Path { path: path.to_owned(), served: front.paths() }, entry)
         }
-        Method::OPTIONS => preflight(&request, "GET", line),
-        _ => method_not_allowed(&request, "GET", line),
+        Method::OPTIONS => preflight(&request, "GET", entry),
+        _ => refuse_method(&request, "GET", entry),
     }
 }
 
-fn method_not_allowed<B>(
-    request: &Request<B>,
-    allow: &'static str,
-    line: AccessEntry,
-) -> Response<FrontBody> {
+fn refuse_method<B>(request: &Request<B>, allow: &'static str, entry: AccessEntry) -> Response<FrontBody> {
     if request.method() == Method::HEAD {
         // A response to HEAD has no body (RFC 9110, 9.3.2).
         let headers = HeaderMap::from_iter([(ALLOW, HeaderValue::from_static(allow))]);
-        return responses::empty(StatusCode::METHOD_NOT_ALLOWED, headers, line);
+        return responses::empty(StatusCode::METHOD_NOT_ALLOWED, headers, entry);
     }
-    refuse(RefusalReason::Method { method: request.method().clone(), allow }, line)
+    refuse(RefusalReason::Method { method: request.method().clone(), allow }, entry)
 }
 
 /// Whether the head is that of a client of 2026-07-28: it names the version, and has no session.
 fn is_modern(headers: &HeaderMap) -> bool {
-    !headers.contains_key(&SESSION_ID) && matches!(version_header(headers), VersionHeader::Known(Era::Modern))
+    !headers.contains_key(&SESSION_ID)
+        && matches!(read_version_header(headers), VersionHeader::Known(Era::Modern))
 }
 
 /// Whether a legacy client may have sent a request, as far as its head shows.
@@ -307,7 +311,7 @@ enum VersionHeader {
     Unknown,
 }
 
-fn version_header(headers: &HeaderMap) -> VersionHeader {
+fn read_version_header(headers: &HeaderMap) -> VersionHeader {
     let Some(value) = headers.get(&PROTOCOL_VERSION) else { return VersionHeader::Absent };
     let revision = headers::decode(value).ok().and_then(|text| Revision::parse(&text));
     revision.map_or(VersionHeader::Unknown, |revision| VersionHeader::Known(revision.era()))
@@ -319,22 +323,22 @@ fn version_header(headers: &HeaderMap) -> VersionHeader {
 /// modern, and a message that names a legacy revision and has a session is legacy. The others are modern if
 /// their `_meta` names a version.
 fn classify(headers: &HeaderMap, contents: BodyContent, body: &Bytes) -> EraMessage {
-    let session = headers.contains_key(&SESSION_ID);
-    let named = version_header(headers);
+    let has_session = headers.contains_key(&SESSION_ID);
+    let version = read_version_header(headers);
     // The version header of a request in a session is checked by its server.
-    let settled = match (&named, session) {
+    let is_legacy = match (&version, has_session) {
         (VersionHeader::Known(Era::Modern) | VersionHeader::Unknown, false) => {
-            return EraMessage::Modern(contents.one());
+            return EraMessage::Modern(contents.into_single());
         }
         (VersionHeader::Known(Era::Legacy), true) => true,
         (VersionHeader::Absent | VersionHeader::Known(_) | VersionHeader::Unknown, _) => false,
     };
     match contents {
-        BodyContent::One(frame) if !settled && has_version_meta(&frame) => EraMessage::Modern(Ok(frame)),
+        BodyContent::One(frame) if !is_legacy && has_version_meta(&frame) => EraMessage::Modern(Ok(frame)),
         BodyContent::One(frame) => EraMessage::Legacy(LegacyPost::from_frame(&frame), Some(frame)),
         BodyContent::Batch(post) => EraMessage::Legacy(post, None),
         // The era is unknown. A legacy client can read the proxy's own error as well as its server's.
-        BodyContent::Unreadable(error) if !session && matches!(named, VersionHeader::Absent) => {
+        BodyContent::Unreadable(error) if !has_session && matches!(version, VersionHeader::Absent) => {
             EraMessage::Modern(Err(error))
         }
         BodyContent::Unreadable(error) => EraMessage::Legacy(LegacyPost::unreadable(body, error), None),
@@ -371,7 +375,7 @@ impl BodyContent {
     }
 
     /// Returns the body's single message, as 2026-07-28 requires (*Streamable HTTP, Sending Messages*).
-    fn one(self) -> Result<Frame, FrameError> {
+    fn into_single(self) -> Result<Frame, FrameError> {
         match self {
             Self::One(frame) => Ok(frame),
             Self::Batch(_) => Err(FrameError::Shape { id: None }),
@@ -391,7 +395,7 @@ mod tests {
 
     /// Returns the methods of the messages, joined by commas, if they are classified as legacy; `None` for a
     /// modern message.
-    fn legacy(headers: &[(&'static str, &'static str)], body: &str) -> Option<String> {
+    fn legacy_methods(headers: &[(&'static str, &'static str)], body: &str) -> Option<String> {
         let headers = headers
             .iter()
             .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))
@@ -405,31 +409,37 @@ mod tests {
     #[test]
     fn a_handshake_begins_a_session() {
         for headers in [&[][..], &[("mcp-protocol-version", "2025-11-25")], &[("mcp-method", "initialize")]] {
-            assert_eq!(legacy(headers, HELLO).as_deref(), Some("initialize"), "{headers:?}");
+            assert_eq!(legacy_methods(headers, HELLO).as_deref(), Some("initialize"), "{headers:?}");
         }
         let rmcp = HELLO.replace("2025-06-18", "2026-07-28");
-        assert_eq!(legacy(&[], &rmcp).as_deref(), Some("initialize"));
+        assert_eq!(legacy_methods(&[], &rmcp).as_deref(), Some("initialize"));
     }
 
     #[test]
     fn a_request_in_a_session_or_of_a_legacy_revision_is_legacy() {
-        assert_eq!(legacy(&[("mcp-session-id", "s")], LIST).as_deref(), Some("tools/list"));
-        assert_eq!(legacy(&[("mcp-protocol-version", "2025-06-18")], LIST).as_deref(), Some("tools/list"));
+        assert_eq!(legacy_methods(&[("mcp-session-id", "s")], LIST).as_deref(), Some("tools/list"));
+        assert_eq!(
+            legacy_methods(&[("mcp-protocol-version", "2025-06-18")], LIST).as_deref(),
+            Some("tools/list")
+        );
         let both = [("mcp-session-id", "s"), ("mcp-protocol-version", "2025-11-25")];
-        assert_eq!(legacy(&both, LIST).as_deref(), Some("tools/list"));
+        assert_eq!(legacy_methods(&both, LIST).as_deref(), Some("tools/list"));
         let response = r#"{"jsonrpc":"2.0","id":0,"result":{}}"#;
-        assert_eq!(legacy(&both, response).as_deref(), Some("response"));
+        assert_eq!(legacy_methods(&both, response).as_deref(), Some("response"));
         // The server reports the error in these.
         let odd = [("mcp-session-id", "s"), ("mcp-protocol-version", "v999.0.0")];
-        assert_eq!(legacy(&odd, LIST).as_deref(), Some("tools/list"));
-        assert_eq!(legacy(&both, "not json").as_deref(), Some(""));
+        assert_eq!(legacy_methods(&odd, LIST).as_deref(), Some("tools/list"));
+        assert_eq!(legacy_methods(&both, "not json").as_deref(), Some(""));
     }
 
     #[test]
     fn a_request_without_a_version_is_legacy() {
-        assert_eq!(legacy(&[], LIST).as_deref(), Some("tools/list"));
-        assert_eq!(legacy(&[], &format!("[{LIST},{LIST}]")).as_deref(), Some("tools/list,tools/list"));
-        assert_eq!(legacy(&[], "not json"), None, "it may be anybody");
+        assert_eq!(legacy_methods(&[], LIST).as_deref(), Some("tools/list"));
+        assert_eq!(
+            legacy_methods(&[], &format!("[{LIST},{LIST}]")).as_deref(),
+            Some("tools/list,tools/list")
+        );
+        assert_eq!(legacy_methods(&[], "not json"), None, "it may be anybody");
     }
 
     #[test]
@@ -443,14 +453,14 @@ mod tests {
             &[("mcp-protocol-version", "2026-07-28")],
             &[("mcp-protocol-version", "2026-07-28"), session],
         ] {
-            assert_eq!(legacy(headers, &call), None, "{headers:?}");
+            assert_eq!(legacy_methods(headers, &call), None, "{headers:?}");
         }
     }
 
     #[test]
     fn ambiguous_requests_are_modern() {
-        assert_eq!(legacy(&[("mcp-protocol-version", "v999.0.0")], LIST), None);
-        assert_eq!(legacy(&[("mcp-protocol-version", "2026-07-28")], LIST), None);
-        assert_eq!(legacy(&[("mcp-protocol-version", "2026-07-28")], HELLO), None);
+        assert_eq!(legacy_methods(&[("mcp-protocol-version", "v999.0.0")], LIST), None);
+        assert_eq!(legacy_methods(&[("mcp-protocol-version", "2026-07-28")], LIST), None);
+        assert_eq!(legacy_methods(&[("mcp-protocol-version", "2026-07-28")], HELLO), None);
     }
 }

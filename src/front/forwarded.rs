@@ -11,66 +11,66 @@ use crate::policy::Route;
 struct ClientHop<'a> {
     /// The client's address; `None` for an in-memory connection.
     address: Option<IpAddr>,
-    secure: bool,
+    is_tls: bool,
     /// The request's URL, which has the host over HTTP/2.
     url: &'a Uri,
 }
 
 /// Adds `Forwarded` to a request if the route enables that (`upstream.forwarded`).
-pub(super) fn add(route: &Route, head: &mut Parts, connection: &ClientConnection) {
+pub(super) fn add_header(route: &Route, head: &mut Parts, connection: &ClientConnection) {
     if route.adds_forwarded_header {
-        let hop = ClientHop { address: connection.peer, secure: connection.secure, url: &head.uri };
-        append(&mut head.headers, hop);
+        let hop = ClientHop { address: connection.peer, is_tls: connection.is_tls, url: &head.uri };
+        append_hop(&mut head.headers, hop);
     }
 }
 
 /// Appends the client's hop to the hops that earlier proxies have added.
-fn append(headers: &mut HeaderMap, hop: ClientHop<'_>) {
+fn append_hop(headers: &mut HeaderMap, hop: ClientHop<'_>) {
     let mut value = Vec::new();
-    for before in headers.get_all(FORWARDED) {
+    for earlier in headers.get_all(FORWARDED) {
         // After an unclosed quote the appended hop would be read as a part of the quoted string.
-        if is_closed(before.as_bytes()) && !before.is_empty() {
-            value.extend_from_slice(before.as_bytes());
+        if has_closed_quotes(earlier.as_bytes()) && !earlier.is_empty() {
+            value.extend_from_slice(earlier.as_bytes());
             value.extend_from_slice(b", ");
         }
     }
-    let mut ours = String::new();
+    let mut element = String::new();
     match hop.address.map(|address| address.to_canonical()) {
-        Some(IpAddr::V4(address)) => write!(ours, "for={address}"),
-        Some(IpAddr::V6(address)) => write!(ours, "for=\"[{address}]\""),
-        None => write!(ours, "for=unknown"),
+        Some(IpAddr::V4(address)) => write!(element, "for={address}"),
+        Some(IpAddr::V6(address)) => write!(element, "for=\"[{address}]\""),
+        None => write!(element, "for=unknown"),
     }
     .expect("a string takes all that is written");
-    ours.push_str(if hop.secure { ";proto=https" } else { ";proto=http" });
-    let named = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-    let host = hop.url.authority().map(|authority| authority.as_str()).or(named);
+    element.push_str(if hop.is_tls { ";proto=https" } else { ";proto=http" });
+    let host_header = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let host = hop.url.authority().map(|authority| authority.as_str()).or(host_header);
     // These characters need no escape in a quoted string; a host with others is left out.
-    if let Some(host) = host.filter(|host| host.bytes().all(is_of_host)) {
-        write!(ours, ";host=\"{host}\"").expect("a string takes all that is written");
+    if let Some(host) = host.filter(|host| host.bytes().all(is_host_byte)) {
+        write!(element, ";host=\"{host}\"").expect("a string takes all that is written");
     }
-    value.extend_from_slice(ours.as_bytes());
+    value.extend_from_slice(element.as_bytes());
     headers.insert(
         FORWARDED,
         HeaderValue::from_bytes(&value).expect("header values and visible ASCII make one"),
     );
 }
 
-fn is_of_host(byte: u8) -> bool {
+fn is_host_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(&byte)
 }
 
 /// Whether every quoted string in a value is closed.
-fn is_closed(value: &[u8]) -> bool {
-    let (mut quoted, mut escaped) = (false, false);
+fn has_closed_quotes(value: &[u8]) -> bool {
+    let (mut in_quotes, mut escaped) = (false, false);
     for &byte in value {
         match byte {
             _ if escaped => escaped = false,
-            b'\\' if quoted => escaped = true,
-            b'"' => quoted = !quoted,
+            b'\\' if in_quotes => escaped = true,
+            b'"' => in_quotes = !in_quotes,
             _ => {}
         }
     }
-    !quoted
+    !in_quotes
 }
 
 #[cfg(test)]
@@ -92,7 +92,7 @@ mod tests {
             headers.insert(header::HOST, HeaderValue::from_static(host));
         }
         let address = address.map(|address| address.parse().expect("an address"));
-        append(&mut headers, ClientHop { address, secure, url: &url.parse().expect("a URL") });
+        append_hop(&mut headers, ClientHop { address, is_tls: secure, url: &url.parse().expect("a URL") });
         assert_eq!(headers.get_all(FORWARDED).iter().count(), 1);
         headers[FORWARDED].to_str().expect("text").to_owned()
     }

@@ -47,13 +47,13 @@ pub(super) struct EofTracker<S> {
 /// State of a connection whose client has ended its side.
 pub(super) struct HalfClosedState {
     /// Number of polls at which the end of the stream was withheld from the reader of an incomplete body.
-    withheld: u8,
+    withheld_polls: u8,
     /// Whether a byte has been sent that a closed peer answers with a reset.
     pub(super) is_probed: bool,
     /// Timer until the socket is checked for a reset again.
     recheck: Pin<Box<Sleep>>,
     /// The current interval between two checks.
-    pause: Duration,
+    check_interval: Duration,
 }
 
 /// Time from a probe to the first check for a reset; the interval doubles after each check.
@@ -63,7 +63,7 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Number of polls at which the end of the client's side is withheld from the reader of an incomplete body,
 /// because the service may not have read all bytes that have arrived.
-const MAX_WITHHELD: u8 = 4;
+const MAX_WITHHELD_POLLS: u8 = 4;
 
 // === impl EofTracker ===
 
@@ -140,20 +140,20 @@ impl HalfClosedState {
     /// Creates the state at the moment when the client has ended its side.
     pub(super) fn new() -> Box<Self> {
         Box::new(Self {
-            withheld: 0,
+            withheld_polls: 0,
             is_probed: false,
             recheck: Box::pin(sleep(FIRST_CHECK)),
-            pause: FIRST_CHECK,
+            check_interval: FIRST_CHECK,
         })
     }
 
     /// Returns whether to report the end of the stream to the reader of an incomplete body. Otherwise the
     /// task is woken to poll again, at most [`MAX_WITHHELD_POLLS`] times.
     pub(super) fn release_eof(&mut self, cx: &Context<'_>) -> bool {
-        if self.withheld >= MAX_WITHHELD {
+        if self.withheld_polls >= MAX_WITHHELD_POLLS {
             return true;
         }
-        self.withheld += 1;
+        self.withheld_polls += 1;
         cx.waker().wake_by_ref();
         false
     }
@@ -161,8 +161,8 @@ impl HalfClosedState {
     /// Resolves when the socket is to be checked again.
     pub(super) fn poll_recheck(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         std::task::ready!(self.recheck.as_mut().poll(cx));
-        self.pause = (self.pause * 2).min(MAX_CHECK_INTERVAL);
-        self.recheck = Box::pin(sleep(self.pause));
+        self.check_interval = (self.check_interval * 2).min(MAX_CHECK_INTERVAL);
+        self.recheck = Box::pin(sleep(self.check_interval));
         Poll::Ready(())
     }
 }

@@ -33,7 +33,7 @@ impl Timer for HttpTimer {
 
     fn reset(&self, sleep: &mut Pin<Box<dyn Sleep>>, deadline: Instant) {
         match sleep.as_mut().downcast_mut_pin::<HttpSleep>() {
-            Some(waits) => waits.get_mut().0.set(deadline),
+            Some(http_sleep) => http_sleep.get_mut().0.set(deadline),
             None => *sleep = self.sleep_until(deadline),
         }
     }

@@ -7,7 +7,7 @@ use std::convert::Infallible;
 /// A request whose head has been read, with its access log entry: no request can be answered without one.
 pub(super) struct IncomingRequest<B> {
     pub(super) request: http::Request<B>,
-    pub(super) line: AccessEntry,
+    pub(super) entry: AccessEntry,
 }
 
 /// A request that has passed the access check.

@@ -16,7 +16,7 @@ pub(super) struct KnownEndpoints(DashMap<String, Arc<OriginEndpoints>>);
 #[derive(Default)]
 pub(super) struct OriginEndpoints {
     /// When each path was last named.
-    named: Mutex<HashMap<String, Instant>>,
+    named_at: Mutex<HashMap<String, Instant>>,
     /// When the documents were last fetched to find an endpoint. Locked during a fetch, so that concurrent
     /// requests fetch once.
     pub(super) last_lookup: tokio::sync::Mutex<Option<Instant>>,
@@ -29,7 +29,7 @@ const ENDPOINT_TTL: Duration = Duration::from_secs(60 * 60);
 
 impl KnownEndpoints {
     /// Returns the endpoints of an origin (`scheme://host:port`), which is added if it is new.
-    pub(super) fn of(&self, origin: &str) -> Arc<OriginEndpoints> {
+    pub(super) fn for_origin(&self, origin: &str) -> Arc<OriginEndpoints> {
         Arc::clone(&self.0.entry(origin.to_owned()).or_default())
     }
 }
@@ -38,14 +38,17 @@ impl KnownEndpoints {
 
 impl OriginEndpoints {
     /// Whether a document has named this path within the last [`ENDPOINT_TTL`].
-    pub(super) fn has(&self, path: &str, now: Instant) -> bool {
-        self.named.lock().get(path).is_some_and(|named| now.saturating_duration_since(*named) < ENDPOINT_TTL)
+    pub(super) fn contains(&self, path: &str, now: Instant) -> bool {
+        self.named_at
+            .lock()
+            .get(path)
+            .is_some_and(|named_at| now.saturating_duration_since(*named_at) < ENDPOINT_TTL)
     }
 
     /// Adds the paths that a document names at `now`, and removes expired ones.
     pub(super) fn insert<'a>(&self, paths: impl Iterator<Item = &'a str>, now: Instant) {
-        let mut named = self.named.lock();
-        named.retain(|_, at| now.saturating_duration_since(*at) < ENDPOINT_TTL);
-        named.extend(paths.map(|path| (path.to_owned(), now)));
+        let mut named_at = self.named_at.lock();
+        named_at.retain(|_, at| now.saturating_duration_since(*at) < ENDPOINT_TTL);
+        named_at.extend(paths.map(|path| (path.to_owned(), now)));
     }
 }

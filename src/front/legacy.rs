@@ -42,21 +42,25 @@ pub(super) fn relay(
     service: Arc<dyn RouteService>,
     mut head: Parts,
     LegacyRequestBody { body, message, post }: LegacyRequestBody,
-    mut line: AccessEntry,
+    mut entry: AccessEntry,
 ) -> BoxFuture<'static, ResponseResult> {
-    let is_bound = is_session_bound(service.route(), &line);
-    if is_bound && !unseal_session(&front, &line, &mut head.headers) {
-        return ready(Ok(refuse_session(&post, line))).boxed();
+    let is_bound = is_session_bound(service.route(), &entry);
+    if is_bound && !unseal_session(&front, &entry, &mut head.headers) {
+        return ready(Ok(refuse_session(&post, entry))).boxed();
     }
-    line.begin_relay(&post);
-    line.record_arguments(message.as_ref().and_then(Frame::params));
-    let span = span::post_span(&front.tracer, &post, message.as_ref(), line.method(), &head.headers);
-    let trace = line.set_span(span);
-    set_session_tag(&mut line, &head.headers);
-    let address = PublicAddress::of(&front, &head, line.connection());
-    let passage = LegacyRequest {
-        principal: line.principal(),
-        rollout_membership: service.route().rollout_membership(&head.headers, line.token(), line.principal()),
+    entry.begin_relay(&post);
+    entry.record_arguments(message.as_ref().and_then(Frame::params));
+    let span = span::begin_post_span(&front.tracer, &post, message.as_ref(), entry.method(), &head.headers);
+    let trace = entry.set_span(span);
+    set_session_tag(&mut entry, &head.headers);
+    let address = PublicAddress::from_request(&front, &head, entry.connection());
+    let request = LegacyRequest {
+        principal: entry.principal(),
+        rollout_membership: service.route().rollout_membership(
+            &head.headers,
+            entry.token_name(),
+            entry.principal(),
+        ),
         method: head.method,
         query: head.uri.query().map(str::to_owned),
         headers: head.headers,
@@ -66,32 +70,34 @@ pub(super) fn relay(
         keep_alive: service.route().wait_policy.comment_after,
         trace,
     };
-    let is_listened_to = passage.method == Method::GET;
-    let passing = service.relay(passage);
-    let passing = match is_listened_to {
-        true => removed_token::end_stream(removed_token::removal(&front, &line), passing).boxed(),
-        false => passing,
+    let is_get = request.method == Method::GET;
+    let relayed = service.relay(request);
+    let relayed = match is_get {
+        true => {
+            removed_token::end_get_on_removal(removed_token::watch_removal(&front, &entry), relayed).boxed()
+        }
+        false => relayed,
     };
     async move {
-        let LegacyResponse { status, mut headers, body } = passing.await;
-        set_session_tag(&mut line, &headers);
+        let LegacyResponse { status, mut headers, body } = relayed.await;
+        set_session_tag(&mut entry, &headers);
         if is_bound && let Some(id) = headers.get_mut(&SESSION_ID) {
-            *id = front.sessions.load().seal(line.principal(), id);
+            *id = front.sessions.load().seal(entry.principal(), id);
         }
         address.rewrite_challenges(&front.services, service.route(), &mut headers);
-        line.set_status(status);
+        entry.set_status(status);
         let body = match body {
-            ResponseBody::Complete(bytes, account) if bytes.is_empty() => {
-                line.complete(account);
-                FrontBody::empty(line)
+            ResponseBody::Complete(bytes, summary) if bytes.is_empty() => {
+                entry.complete(summary);
+                FrontBody::empty(entry)
             }
-            ResponseBody::Complete(bytes, account) => FrontBody::whole(bytes, None, account, line),
-            ResponseBody::TaskEnd(bytes, of_task) => {
-                let (account, commit) = *of_task;
-                let commit = (commit, Arc::clone(line.connection()));
-                FrontBody::whole(bytes, Some(commit), account, line)
+            ResponseBody::Complete(bytes, summary) => FrontBody::whole(bytes, None, summary, entry),
+            ResponseBody::TaskEnd(bytes, task_end) => {
+                let (summary, commit) = *task_end;
+                let commit = (commit, Arc::clone(entry.connection()));
+                FrontBody::whole(bytes, Some(commit), summary, entry)
             }
-            ResponseBody::Stream(pieces) => FrontBody::relayed(pieces, line),
+            ResponseBody::Stream(pieces) => FrontBody::relayed(pieces, entry),
         };
         let mut response = Response::new(body);
         *response.status_mut() = status;
@@ -104,27 +110,27 @@ pub(super) fn relay(
 /// Whether the session ids of a route are bound to the principal, which they are where only the proxy knows
 /// the principal. Where `Authorization` is forwarded, the server checks who may use a session, and a
 /// refreshed token is another principal.
-fn is_session_bound(route: &Route, line: &AccessEntry) -> bool {
-    let is_header = match &route.principal {
+fn is_session_bound(route: &Route, entry: &AccessEntry) -> bool {
+    let is_set_by_header = match &route.principal {
         PrincipalSource::Authorization => false,
         PrincipalSource::Header(name) => name != AUTHORIZATION,
     };
-    is_header || line.token().is_some()
+    is_set_by_header || entry.token_name().is_some()
 }
 
 /// Replaces the client's session id by the server's own. Returns false if the session belongs to another
 /// principal, and true also for a request without a session.
-fn unseal_session(front: &Front, line: &AccessEntry, headers: &mut HeaderMap) -> bool {
+fn unseal_session(front: &Front, entry: &AccessEntry, headers: &mut HeaderMap) -> bool {
     let Some(sealed) = headers.get(&SESSION_ID) else { return true };
-    let Some(id) = front.sessions.load().open(line.principal(), sealed) else { return false };
+    let Some(id) = front.sessions.load().open(entry.principal(), sealed) else { return false };
     // Insertion removes further headers of that name: the server might read another one.
     headers.insert(&SESSION_ID, id);
     true
 }
 
 /// Records the session that `headers` name, if any, in the access log entry.
-fn set_session_tag(line: &mut AccessEntry, headers: &HeaderMap) {
+fn set_session_tag(entry: &mut AccessEntry, headers: &HeaderMap) {
     if let Some(session) = headers.get(&SESSION_ID) {
-        line.set_session(SessionTag::for_session(session.as_bytes()));
+        entry.set_session(SessionTag::for_session(session.as_bytes()));
     }
 }

@@ -83,7 +83,7 @@ pub(super) struct ListenerSet {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ListenAddress {
     /// The configured address.
-    pub(super) wanted: SocketAddr,
+    pub(super) configured: SocketAddr,
     /// The actual address, where port 0 has become a number.
     pub(super) address: SocketAddr,
 }
@@ -140,7 +140,7 @@ struct ConnectionService<S> {
 #[pin_project]
 struct RequestFuture<F> {
     #[pin]
-    answer: F,
+    response: F,
     connection: Arc<ClientConnection>,
     /// Whether a response of unknown length is chunked: over HTTP/1.1 alone (RFC 9112, section 6.1).
     may_chunk: bool,
@@ -151,7 +151,7 @@ struct RequestFuture<F> {
 struct DrainExecutor {
     stopping: DrainWatch,
     /// Longest time in which a stream may send nothing of its pending bytes.
-    write: Duration,
+    write_timeout: Duration,
 }
 
 /// The service for HTTP/2, whose responses are sent in portions.
@@ -195,14 +195,14 @@ pub(super) async fn accept<S: FrontStack>(
     stopping: DrainWatch,
 ) {
     let mut stopped = pin!(stopping.stopped());
-    let (mut full, mut pending) = (EventThrottle::default(), EventThrottle::default());
+    let (mut full_throttle, mut pending_throttle) = (EventThrottle::default(), EventThrottle::default());
     loop {
         let accepted = tokio::select! {
             // Shutdown first: a connection that is accepted now could only be closed.
             biased;
             () = &mut stopped => return,
-            Some(to) = updates.recv() => {
-                listeners.apply(to);
+            Some(update) = updates.recv() => {
+                listeners.apply(update);
                 continue;
             }
             accepted = listeners.accept() => accepted,
@@ -212,7 +212,7 @@ pub(super) async fn accept<S: FrontStack>(
                 let permit = tokio::select! {
                     biased;
                     () = &mut stopped => return,
-                    permit = connection_permit(&shared, &mut full, || generations.load().front.limits.connections) => permit,
+                    permit = acquire_connection(&shared, &mut full_throttle, || generations.load().front.limits.connections) => permit,
                 };
                 let (front, tls) = {
                     let generation = generations.load();
@@ -220,10 +220,14 @@ pub(super) async fn accept<S: FrontStack>(
                 };
                 let peer = peer_address(&stream);
                 let idle = shared.idle.admit(peer, shared.clock.now());
-                close_excess_pending(&shared, &idle, front.limits.pending_connections(), &mut pending);
-                let leaving = CloseTrigger { stopping: stopping.clone(), idle };
-                let task =
-                    ConnectionTask { front, peer, generations: generations.clone(), close_trigger: leaving };
+                close_excess_pending(
+                    &shared,
+                    &idle,
+                    front.limits.pending_connections(),
+                    &mut pending_throttle,
+                );
+                let close_trigger = CloseTrigger { stopping: stopping.clone(), idle };
+                let task = ConnectionTask { front, peer, generations: generations.clone(), close_trigger };
                 stopping.spawn(async move {
                     let _permit = (permit, Limit::Connections.take(1));
                     task.run(stream, tls).await;
@@ -234,7 +238,7 @@ pub(super) async fn accept<S: FrontStack>(
                 // The usual cause is a lack of descriptors, and closing an idle connection frees one.
                 shared.idle.close_longest_idle(shared.clock.now(), MIN_IDLE);
                 let limiter = shared.limiter.as_ref().filter(|_| is_out_of_descriptors(&error));
-                let _relief = limiter.and_then(|limiter| limiter.reclaim());
+                let _reclaimed = limiter.and_then(|limiter| limiter.reclaim());
                 sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -243,16 +247,16 @@ pub(super) async fn accept<S: FrontStack>(
 
 /// Acquires a permit for one more connection. At the limit, closes the longest idle connection repeatedly
 /// until a permit is free.
-async fn connection_permit(
+async fn acquire_connection(
     shared: &SharedState,
-    full: &mut EventThrottle,
+    throttle: &mut EventThrottle,
     limit: impl Fn() -> usize,
 ) -> OwnedSemaphorePermit {
     let permits = &shared.connections;
     if let Ok(permit) = Arc::clone(permits).try_acquire_owned() {
         return permit;
     }
-    if let Some(waited) = full.count(shared.clock.now()) {
+    if let Some(waited) = throttle.count(shared.clock.now()) {
         tracing::warn!(
             target: "deferral",
             event = "connections_full",
@@ -262,12 +266,12 @@ async fn connection_permit(
         );
     }
     Limit::Connections.record_hit();
-    let mut waiting = pin!(Arc::clone(permits).acquire_owned());
+    let mut acquiring = pin!(Arc::clone(permits).acquire_owned());
     loop {
         shared.idle.close_longest_idle(shared.clock.now(), MIN_IDLE);
         tokio::select! {
             biased;
-            permit = &mut waiting => return permit.expect("the semaphore is never closed"),
+            permit = &mut acquiring => return permit.expect("the semaphore is never closed"),
             () = wait_before_recheck() => {}
         }
     }
@@ -278,7 +282,7 @@ fn close_excess_pending(
     shared: &SharedState,
     newest: &IdleGuard,
     limit: usize,
-    throttled: &mut EventThrottle,
+    throttle: &mut EventThrottle,
 ) {
     let now = shared.clock.now();
     let closed = shared.idle.close_excess_pending(newest, limit, now, MIN_PENDING);
@@ -286,7 +290,7 @@ fn close_excess_pending(
         return;
     }
     (0..closed).for_each(|_| Limit::PendingConnections.record_hit());
-    if let Some(closed) = throttled.count_all(closed, now) {
+    if let Some(closed) = throttle.count_all(closed, now) {
         tracing::warn!(
             target: "deferral",
             event = "pending_connections_full",
@@ -300,20 +304,20 @@ fn close_excess_pending(
 
 /// Returns the number of header lines in the head of an HTTP/1 request, up to its end or to where it was cut
 /// off.
-fn header_lines(head: &[u8]) -> usize {
-    let behind_the_request_line = head.split(|byte| *byte == b'\n').skip(1);
-    behind_the_request_line.take_while(|line| !matches!(line, [] | [b'\r'])).count()
+fn count_header_lines(head: &[u8]) -> usize {
+    let after_request_line = head.split(|byte| *byte == b'\n').skip(1);
+    after_request_line.take_while(|line| !matches!(line, [] | [b'\r'])).count()
 }
 
 /// Returns the HTTP version that ALPN negotiated; `None` for a client without ALPN.
-fn agreed_version(stream: &TlsStream<WriteTimeoutStream<NetworkStream>>) -> Option<HttpVersion> {
+fn negotiated_version(stream: &TlsStream<WriteTimeoutStream<NetworkStream>>) -> Option<HttpVersion> {
     match stream.get_ref().1.alpn_protocol()? {
         b"h2" => Some(HttpVersion::Http2),
         _ => Some(HttpVersion::Http1),
     }
 }
 
-fn http1(front: &Front) -> http1::Builder {
+fn http1_builder(front: &Front) -> http1::Builder {
     let limits = &front.limits;
     let mut builder = http1::Builder::new();
     builder
@@ -328,9 +332,9 @@ fn http1(front: &Front) -> http1::Builder {
     builder
 }
 
-fn http2(front: &Front, stopping: DrainWatch) -> http2::Builder<DrainExecutor> {
+fn http2_builder(front: &Front, stopping: DrainWatch) -> http2::Builder<DrainExecutor> {
     let limits = &front.limits;
-    let mut builder = http2::Builder::new(DrainExecutor { stopping, write: front.timeouts.write });
+    let mut builder = http2::Builder::new(DrainExecutor { stopping, write_timeout: front.timeouts.write });
     builder
         .timer(HttpTimer(Arc::clone(&front.clock)))
         .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
@@ -350,24 +354,24 @@ impl<S: FrontStack> ConnectionTask<S> {
     async fn run(&self, stream: NetworkStream, tls: Option<TlsAcceptor>) {
         let stream = WriteTimeoutStream::new(stream, self.front.timeouts.write);
         match tls {
-            None => self.http(stream, None, false).await,
+            None => self.serve_http(stream, None, false).await,
             // The future of the handshake is boxed: it is large, and connections without TLS should not pay
             // for it.
-            Some(tls) => Box::pin(self.https(stream, tls)).await,
+            Some(tls) => Box::pin(self.serve_tls(stream, tls)).await,
         }
     }
 
     /// Begins with a TLS handshake.
-    async fn https(&self, stream: WriteTimeoutStream<NetworkStream>, tls: TlsAcceptor) {
+    async fn serve_tls(&self, stream: WriteTimeoutStream<NetworkStream>, tls: TlsAcceptor) {
         let handshake = Box::pin(timeout(self.front.timeouts.read_headers, tls.accept(stream)));
-        let shaken = tokio::select! {
+        let handshaken = tokio::select! {
             _ = self.close_trigger.triggered() => return,
             shaken = handshake => shaken,
         };
-        match shaken {
+        match handshaken {
             Ok(Ok(stream)) => {
-                let agreed = agreed_version(&stream);
-                self.http(stream, agreed, true).await;
+                let negotiated = negotiated_version(&stream);
+                self.serve_http(stream, negotiated, true).await;
             }
             Ok(Err(error)) => tracing::debug!(target: "deferral", event = "tls_handshake_failed", %error),
             Err(_elapsed) => {
@@ -378,11 +382,11 @@ impl<S: FrontStack> ConnectionTask<S> {
     }
 
     /// Drives HTTP on a stream, of the negotiated version, or else of the version that its first bytes show.
-    async fn http<T>(&self, mut stream: T, agreed: Option<HttpVersion>, secure: bool)
+    async fn serve_http<T>(&self, mut stream: T, negotiated: Option<HttpVersion>, is_tls: bool)
     where
         T: AsyncRead + AsyncWrite + PeerSocket + Send + Unpin + 'static,
     {
-        let (version, head) = match agreed {
+        let (version, head) = match negotiated {
             Some(version) => (version, PrefaceBuffer::default()),
             // The future of the detection is boxed: it ends soon, and the connection may last.
             None => match Box::pin(self.read_version(&mut stream)).await {
@@ -391,32 +395,38 @@ impl<S: FrontStack> ConnectionTask<S> {
             },
         };
         let activity = &self.close_trigger.idle.activity;
-        let (clock, leaving) = (Arc::clone(&self.front.clock), self.front.drain_notice.clone());
-        let connection =
-            Arc::new(ClientConnection::new(secure, self.peer, version, Arc::clone(activity), clock, leaving));
+        let (clock, drain_notice) = (Arc::clone(&self.front.clock), self.front.drain_notice.clone());
+        let connection = Arc::new(ClientConnection::new(
+            is_tls,
+            self.peer,
+            version,
+            Arc::clone(activity),
+            clock,
+            drain_notice,
+        ));
         let io = ConnectionIo::new(stream, head, self.front.timeouts.read_headers, Arc::clone(&connection));
-        let door =
+        let service =
             ConnectionService { generations: self.generations.clone(), connection: Arc::clone(&connection) };
         // Errors of a connection need no handling: the client has disconnected, or sent bytes that are not
         // HTTP, which hyper has answered. The requests of the connection have been dropped, which ends their
         // calls.
         match version {
             HttpVersion::Http1 => {
-                let mut serving = http1(&self.front).serve_connection(io, door);
+                let mut http_connection = http1_builder(&self.front).serve_connection(io, service);
                 // The trigger is polled only when woken, because the connection is polled for each of its
                 // requests.
-                let due = pin!(self.close_trigger.triggered());
-                let leaves = PollOnWake::new(due);
+                let trigger = pin!(self.close_trigger.triggered());
+                let closing = PollOnWake::new(trigger);
                 let ended = tokio::select! {
-                    ended = &mut serving => ended,
-                    due = leaves => {
+                    ended = &mut http_connection => ended,
+                    due = closing => {
                         // No request was answered yet, and hyper would wait for the rest of the first one.
                         if due == CloseReason::Requested && !activity.has_completed() && activity.waiting_since().is_some() {
                             return;
                         }
-                        Pin::new(&mut serving).graceful_shutdown();
+                        Pin::new(&mut http_connection).graceful_shutdown();
                         loop {
-                            match timeout(CLOSE_TIMEOUT, &mut serving).await {
+                            match timeout(CLOSE_TIMEOUT, &mut http_connection).await {
                                 Ok(ended) => break ended,
                                 // The next request is incomplete, and another connection needs the permit.
                                 Err(_elapsed) if due == CloseReason::Requested && connection.is_reading_head() => return,
@@ -426,19 +436,19 @@ impl<S: FrontStack> ConnectionTask<S> {
                     }
                 };
                 if let Err(error) = ended {
-                    self.count_limit(&error, || serving.into_parts().read_buf);
+                    self.record_limit(&error, || http_connection.into_parts().read_buf);
                 }
             }
             // The future is boxed: connections of HTTP/1 should not pay for its size.
-            HttpVersion::Http2 => Box::pin(self.http2(io, door)).await,
+            HttpVersion::Http2 => Box::pin(self.serve_http2(io, service)).await,
         }
     }
 
     /// Records the limit that ended a connection of HTTP/1. An overdue head is counted where it is read.
     /// `head` returns the part of the refused request that was read: hyper has one error for two limits.
-    fn count_limit(&self, error: &hyper::Error, head: impl FnOnce() -> Bytes) {
+    fn record_limit(&self, error: &hyper::Error, head: impl FnOnce() -> Bytes) {
         if error.is_parse_too_large() {
-            let has_too_many = header_lines(&head()) > self.front.limits.headers;
+            let has_too_many = count_header_lines(&head()) > self.front.limits.headers;
             let limit = if has_too_many { Limit::Headers } else { Limit::HeaderBytes };
             RequestHeadRefused { limit, client: self.peer }.emit();
         } else if error.is_timeout() {
@@ -466,16 +476,16 @@ impl<S: FrontStack> ConnectionTask<S> {
         }
     }
 
-    async fn http2<T>(&self, io: ConnectionIo<T>, door: ConnectionService<S>)
+    async fn serve_http2<T>(&self, io: ConnectionIo<T>, service: ConnectionService<S>)
     where
         T: AsyncRead + AsyncWrite + PeerSocket + Send + Unpin + 'static,
     {
         let activity = &self.close_trigger.idle.activity;
-        let builder = http2(&self.front, self.close_trigger.stopping.clone());
-        let mut serving =
-            pin!(builder.serve_connection(RefusedStreamCounter::new(io, self.peer), Http2Service(door)));
-        let due = tokio::select! {
-            _ = serving.as_mut() => return,
+        let builder = http2_builder(&self.front, self.close_trigger.stopping.clone());
+        let mut http_connection =
+            pin!(builder.serve_connection(RefusedStreamCounter::new(io, self.peer), Http2Service(service)));
+        let reason = tokio::select! {
+            _ = http_connection.as_mut() => return,
             due = self.close_trigger.triggered() => due,
             // hyper has this timeout over HTTP/1 alone, and over HTTP/2 any frame counts as activity.
             () = activity.wait_idle(self.front.timeouts.idle, &*self.front.clock) => {
@@ -483,18 +493,19 @@ impl<S: FrontStack> ConnectionTask<S> {
                 CloseReason::Requested
             }
         };
-        if due == CloseReason::Requested && !activity.has_completed() && activity.waiting_since().is_some() {
+        if reason == CloseReason::Requested && !activity.has_completed() && activity.waiting_since().is_some()
+        {
             return;
         }
-        serving.as_mut().graceful_shutdown();
-        let is_waiting = || match due {
+        http_connection.as_mut().graceful_shutdown();
+        let is_waiting = || match reason {
             CloseReason::Shutdown => activity.idle_since().is_some(),
             // Another connection needs the permit, and a client that is still sending a request has had time
             // enough.
             CloseReason::Requested => activity.waiting_since().is_some(),
         };
         // The connection's close is not waited for; its requests are.
-        while timeout(CLOSE_TIMEOUT, serving.as_mut()).await.is_err() && !is_waiting() {}
+        while timeout(CLOSE_TIMEOUT, http_connection.as_mut()).await.is_err() && !is_waiting() {}
     }
 }
 
@@ -518,9 +529,10 @@ impl ListenerSet {
         if addresses.is_empty() {
             return Err(Error::NoAddress);
         }
-        let listen = |&wanted: &SocketAddr| {
-            let socket = net.listen(wanted).map_err(|source| Error::Bind { address: wanted, source })?;
-            Ok((ListenAddress { wanted, address: socket.address().unwrap_or(wanted) }, socket))
+        let listen = |&configured: &SocketAddr| {
+            let socket =
+                net.listen(configured).map_err(|source| Error::Bind { address: configured, source })?;
+            Ok((ListenAddress { configured, address: socket.address().unwrap_or(configured) }, socket))
         };
         Ok(Self { sockets: addresses.iter().map(listen).collect::<Result<_, Error>>()?, next: 0 })
     }
@@ -532,13 +544,13 @@ impl ListenerSet {
 
     /// The addresses of the sockets.
     pub(super) fn addresses(&self) -> impl Iterator<Item = ListenAddress> {
-        self.sockets.iter().map(|(listening, _)| *listening)
+        self.sockets.iter().map(|(address, _)| *address)
     }
 
     /// Keeps the sockets in `kept`, closes the others, and adds new ones. Accepted connections continue.
-    fn apply(&mut self, ListenerUpdate { kept, added: further }: ListenerUpdate) {
-        self.sockets.retain(|(listening, _)| kept.contains(listening));
-        self.sockets.extend(further.sockets);
+    fn apply(&mut self, ListenerUpdate { kept, added }: ListenerUpdate) {
+        self.sockets.retain(|(address, _)| kept.contains(address));
+        self.sockets.extend(added.sockets);
         self.next = 0;
     }
 
@@ -567,12 +579,12 @@ impl<S: FrontStack> Service<http::Request<Incoming>> for ConnectionService<S> {
     type Future = RequestFuture<S::Future>;
 
     fn call(&self, request: http::Request<Incoming>) -> Self::Future {
-        self.connection.begin();
-        let line = AccessEntry::begin(Arc::clone(&self.connection), request.method().clone());
+        self.connection.begin_request();
+        let entry = AccessEntry::begin(Arc::clone(&self.connection), request.method().clone());
         let may_chunk = request.version() == http::Version::HTTP_11;
-        let incoming = IncomingRequest { request, line };
-        let answer = self.generations.load().stack.call(incoming);
-        RequestFuture { answer, connection: Arc::clone(&self.connection), may_chunk }
+        let incoming = IncomingRequest { request, entry };
+        let response = self.generations.load().stack.call(incoming);
+        RequestFuture { response, connection: Arc::clone(&self.connection), may_chunk }
     }
 }
 
@@ -583,7 +595,7 @@ impl<F: Future<Output = ServiceResult>> Future for RequestFuture<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ServiceResult> {
         let this = self.project();
-        let Ok(mut response) = ready!(this.answer.poll(cx));
+        let Ok(mut response) = ready!(this.response.poll(cx));
         if this.connection.is_draining() {
             this.connection.announce_close(response.headers_mut());
         }
@@ -611,7 +623,7 @@ impl<S: FrontStack> Service<http::Request<Incoming>> for Http2Service<S> {
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
         join_cookies(request.headers_mut());
-        self.0.call(request).map(|served| served.map(|response| response.map(PortionedBody::of)))
+        self.0.call(request).map(|served| served.map(|response| response.map(PortionedBody::new)))
     }
 }
 
@@ -633,6 +645,6 @@ fn join_cookies(headers: &mut HeaderMap) {
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for DrainExecutor {
     fn execute(&self, stream: F) {
-        self.stopping.spawn(StreamTimeout::new(stream, self.write));
+        self.stopping.spawn(StreamTimeout::new(stream, self.write_timeout));
     }
 }

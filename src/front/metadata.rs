@@ -10,7 +10,7 @@ use super::{
     incoming::{IncomingRequest, ResponseResult},
     layers::{
         access_entry::AccessEntry,
-        principal::{credentials, principal, remove_hop_headers},
+        principal::{derive_principal, read_credentials, remove_hop_headers},
     },
     reply::FrontBody,
     responses::{self, RefusalReason, refuse},
@@ -37,7 +37,7 @@ const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
 /// Parameter of `WWW-Authenticate` that names the metadata's URL (RFC 9728, 5.1).
-const PARAMETER: &str = "resource_metadata";
+const METADATA_PARAMETER: &str = "resource_metadata";
 
 /// The address by which a client called the proxy, without a path.
 pub(super) struct PublicAddress {
@@ -82,31 +82,31 @@ pub(super) fn serve<B>(
     front: Arc<Front>,
     incoming: IncomingRequest<B>,
 ) -> BoxFuture<'static, ResponseResult> {
-    let IncomingRequest { request, line } = incoming;
+    let IncomingRequest { request, entry } = incoming;
     let (mut head, _body) = request.into_parts();
-    async move { Ok(fetch(&front, &mut head, line).await) }.boxed()
+    async move { Ok(fetch_metadata(&front, &mut head, entry).await) }.boxed()
 }
 
-async fn fetch(front: &Front, head: &mut Parts, mut line: AccessEntry) -> Response<FrontBody> {
+async fn fetch_metadata(front: &Front, head: &mut Parts, mut entry: AccessEntry) -> Response<FrontBody> {
     let path = head.uri.path();
-    let Some(service) = service(front, path) else {
+    let Some(service) = find_service(front, path) else {
         let served = front.services.iter().map(|service| format!("{WELL_KNOWN}{}", service.route().path));
         let served = served.collect::<Vec<_>>().join(", ");
-        return refuse(RefusalReason::Path { path: path.to_owned(), served }, line);
+        return refuse(RefusalReason::Path { path: path.to_owned(), served }, entry);
     };
     let route = service.route();
-    line.set_route(&route.path);
+    entry.set_route(&route.path);
     if service.is_loop(&head.headers) {
-        return refuse(RefusalReason::Loop { path: route.path.to_string() }, line);
+        return refuse(RefusalReason::Loop { path: route.path.to_string() }, entry);
     }
     remove_hop_headers(route, &mut head.headers);
-    line.set_principal(principal(&front.principals, route, None, &head.headers));
-    let credentials = credentials(route, &head.headers);
-    let address = PublicAddress::of(front, head, line.connection());
+    entry.set_principal(derive_principal(&front.principals, route, None, &head.headers));
+    let credentials = read_credentials(route, &head.headers);
+    let address = PublicAddress::from_request(front, head, entry.connection());
     match service.fetch_metadata(path, &credentials).await {
-        Ok(document) => respond(document, &address, route, line),
-        Err(lost) => {
-            let mut response = refuse(RefusalReason::Metadata(lost), line);
+        Ok(document) => respond(document, &address, route, entry),
+        Err(error) => {
+            let mut response = refuse(RefusalReason::Metadata(error), entry);
             address.rewrite_challenges(&front.services, route, response.headers_mut());
             response
         }
@@ -115,7 +115,7 @@ async fn fetch(front: &Front, head: &mut Parts, mut line: AccessEntry) -> Respon
 
 /// Returns the route whose metadata a path names: the route named after the prefix, or the only route,
 /// whatever the path names, because the path may be the server's own.
-fn service<'a>(front: &'a Front, path: &str) -> Option<&'a Arc<dyn RouteService>> {
+fn find_service<'a>(front: &'a Front, path: &str) -> Option<&'a Arc<dyn RouteService>> {
     let named = front.service(path.strip_prefix(WELL_KNOWN)?);
     match (named, &*front.services) {
         (Some(service), _) | (None, [service]) => Some(service),
@@ -127,11 +127,11 @@ fn respond(
     document: OriginResponse,
     address: &PublicAddress,
     route: &Route,
-    line: AccessEntry,
+    entry: AccessEntry,
 ) -> Response<FrontBody> {
     let OriginResponse { status, headers, body } = document;
     let body = if status.is_success() { address.rewrite_metadata(route, body) } else { body };
-    let mut response = responses::json(status, body, AccessSummary::default(), line);
+    let mut response = responses::json(status, body, AccessSummary::default(), entry);
     for name in [CONTENT_TYPE, CACHE_CONTROL, WWW_AUTHENTICATE] {
         if let Some(value) = headers.get(&name) {
             response.headers_mut().insert(name, value.clone());
@@ -145,9 +145,9 @@ fn respond(
 impl PublicAddress {
     /// Returns the configured address, or that of the request: its host, and the scheme by which it reached
     /// the proxy or a proxy in front. A client that forges these misleads itself alone.
-    pub(super) fn of(front: &Front, head: &Parts, connection: &ClientConnection) -> Self {
+    pub(super) fn from_request(front: &Front, head: &Parts, connection: &ClientConnection) -> Self {
         if let Some(public) = &front.public_url {
-            return Self { scheme: AddressScheme::Public, authority: base(public).into() };
+            return Self { scheme: AddressScheme::Public, authority: without_trailing_slash(public).into() };
         }
         // Of several proxies in front, the first value is that of the client.
         let forwarded = head.headers.get(&FORWARDED_PROTO).map(HeaderValue::as_bytes);
@@ -155,7 +155,7 @@ impl PublicAddress {
         let scheme = match forwarded.map(<[u8]>::trim_ascii) {
             Some(b"https") => AddressScheme::Https,
             Some(b"http") => AddressScheme::Http,
-            Some(_) | None if connection.secure => AddressScheme::Https,
+            Some(_) | None if connection.is_tls => AddressScheme::Https,
             Some(_) | None => AddressScheme::Http,
         };
         let host = || head.headers.get(HOST).and_then(|host| host.to_str().ok());
@@ -194,52 +194,57 @@ impl PublicAddress {
         route: &Route,
         headers: &mut HeaderMap,
     ) {
-        let keep = services.len() == 1;
+        let keep_path = services.len() == 1;
         // Few responses have the header, and `entry` would reserve a slot for it.
         if !headers.contains_key(WWW_AUTHENTICATE) {
             return;
         }
         if let http::header::Entry::Occupied(mut challenges) = headers.entry(WWW_AUTHENTICATE) {
             for challenge in challenges.iter_mut() {
-                if let Some(ours) = self.rewrite_challenge(challenge, route, keep) {
-                    *challenge = ours;
+                if let Some(rewritten) = self.rewrite_challenge(challenge, route, keep_path) {
+                    *challenge = rewritten;
                 }
             }
         }
     }
 
-    fn rewrite_challenge(&self, challenge: &HeaderValue, route: &Route, keep: bool) -> Option<HeaderValue> {
+    fn rewrite_challenge(
+        &self,
+        challenge: &HeaderValue,
+        route: &Route,
+        keep_path: bool,
+    ) -> Option<HeaderValue> {
         let text = challenge.to_str().ok()?;
-        let at = parameter(text)?;
-        let path = text[at.clone()]
+        let range = find_metadata_url(text)?;
+        let path = text[range.clone()]
             .parse::<Uri>()
             .ok()
             .map(|url| url.path().to_owned())
-            .filter(|path| keep && is_metadata_path(path))
+            .filter(|path| keep_path && is_metadata_path(path))
             .unwrap_or_else(|| format!("{WELL_KNOWN}{}", route.path));
         let url = self.url_for(&path);
-        HeaderValue::try_from(format!("{}{url}{}", &text[..at.start], &text[at.end..])).ok()
+        HeaderValue::try_from(format!("{}{url}{}", &text[..range.start], &text[range.end..])).ok()
     }
 }
 
 /// Returns the URL without a trailing slash.
-fn base(public: &Uri) -> String {
+fn without_trailing_slash(public: &Uri) -> String {
     public.to_string().trim_end_matches('/').to_owned()
 }
 
 /// Returns the range of the value of `resource_metadata` in a challenge, without its quotes. Text inside
 /// other quoted values is not mistaken for the parameter.
-fn parameter(challenge: &str) -> Option<Range<usize>> {
+fn find_metadata_url(challenge: &str) -> Option<Range<usize>> {
     let bytes = challenge.as_bytes();
     let mut at = 0;
-    let mut quoted = false;
+    let mut in_quotes = false;
     while at < bytes.len() {
         match bytes[at] {
-            b'\\' if quoted => at += 1,
-            b'"' => quoted = !quoted,
-            _ if !quoted && begins_name(bytes, at) => {
-                let from = at + PARAMETER.len() + 1;
-                return Some(value(challenge, from));
+            b'\\' if in_quotes => at += 1,
+            b'"' => in_quotes = !in_quotes,
+            _ if !in_quotes && is_parameter_at(bytes, at) => {
+                let from = at + METADATA_PARAMETER.len() + 1;
+                return Some(value_range(challenge, from));
             }
             _ => {}
         }
@@ -249,17 +254,17 @@ fn parameter(challenge: &str) -> Option<Range<usize>> {
 }
 
 /// Whether `resource_metadata=` begins at `at`, as a name of its own.
-fn begins_name(bytes: &[u8], at: usize) -> bool {
-    let alone = at == 0 || matches!(bytes[at - 1], b' ' | b'\t' | b',');
-    alone
+fn is_parameter_at(bytes: &[u8], at: usize) -> bool {
+    let is_name_start = at == 0 || matches!(bytes[at - 1], b' ' | b'\t' | b',');
+    is_name_start
         && bytes
-            .get(at..at + PARAMETER.len())
-            .is_some_and(|name| name.eq_ignore_ascii_case(PARAMETER.as_bytes()))
-        && bytes.get(at + PARAMETER.len()) == Some(&b'=')
+            .get(at..at + METADATA_PARAMETER.len())
+            .is_some_and(|name| name.eq_ignore_ascii_case(METADATA_PARAMETER.as_bytes()))
+        && bytes.get(at + METADATA_PARAMETER.len()) == Some(&b'=')
 }
 
 /// Returns the range of the value that begins at `from`: quoted, or up to the next separator.
-fn value(challenge: &str, from: usize) -> Range<usize> {
+fn value_range(challenge: &str, from: usize) -> Range<usize> {
     let rest = &challenge[from..];
     match rest.strip_prefix('"') {
         Some(inner) => from + 1..from + 1 + inner.find('"').unwrap_or(inner.len()),
@@ -284,7 +289,7 @@ mod tests {
             (r#"Bearer realm="resource_metadata=no""#, None),
             ("", None),
         ] {
-            assert_eq!(parameter(challenge).map(|at| &challenge[at]), found, "{challenge}");
+            assert_eq!(find_metadata_url(challenge).map(|at| &challenge[at]), found, "{challenge}");
         }
     }
 

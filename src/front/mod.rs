@@ -323,10 +323,10 @@ impl fmt::Debug for FrontHandle {
 
 impl SharedState {
     /// Applies new limits; resources in use are kept.
-    fn set_limits(&self, before: ClientLimits, limits: ClientLimits) {
+    fn set_limits(&self, old: ClientLimits, limits: ClientLimits) {
         self.bodies.set_limit(limits.body_memory);
         self.call_permits.set_limit(limits.calls);
-        resize_semaphore(&self.connections, before.connections, limits.connections);
+        resize_semaphore(&self.connections, old.connections, limits.connections);
     }
 }
 
@@ -341,7 +341,7 @@ impl Deref for Front {
 }
 
 impl Front {
-    fn of(config: &Config, services: Vec<Arc<dyn RouteService>>, shared: Arc<SharedState>) -> Arc<Self> {
+    fn new(config: &Config, services: Vec<Arc<dyn RouteService>>, shared: Arc<SharedState>) -> Arc<Self> {
         if let Some(listen) = config.plaintext_token_address() {
             tracing::warn!(
                 target: "deferral",
@@ -371,14 +371,14 @@ impl Front {
 
     /// Returns the route at a path ([`Front::route_index`]).
     fn service(&self, path: &str) -> Option<&Arc<dyn RouteService>> {
-        Some(&self.services[self.position(path)?])
+        Some(&self.services[self.route_index(path)?])
     }
 
     /// Returns the index of the route with this path, or else of the route whose path differs by a trailing
     /// slash.
-    fn position(&self, path: &str) -> Option<usize> {
-        let exactly = self.services.iter().position(|service| &*service.route().path == path);
-        exactly.or_else(|| self.services.iter().position(|it| is_same_path(&it.route().path, path)))
+    fn route_index(&self, path: &str) -> Option<usize> {
+        let exact = self.services.iter().position(|service| &*service.route().path == path);
+        exact.or_else(|| self.services.iter().position(|it| is_same_path(&it.route().path, path)))
     }
 
     /// Returns the paths of all routes, for error messages.

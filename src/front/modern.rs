@@ -31,29 +31,33 @@ pub(super) fn dispatch(
     service: &dyn RouteService,
     head: &Parts,
     (mut call, capabilities): (Arc<Call>, Arc<Capabilities>),
-    line: &mut AccessEntry,
+    entry: &mut AccessEntry,
 ) -> DispatchedCall {
-    let began = line.begin_call(&call);
-    let trace = line.set_span(span::call_span(&front.tracer, &call, &head.headers));
+    let began = entry.begin_call(&call);
+    let trace = entry.set_span(span::begin_call_span(&front.tracer, &call, &head.headers));
     if trace.is_some() {
         Arc::make_mut(&mut call).trace = trace;
     }
     let caller = Caller {
-        principal: line.principal(),
-        credentials: line.connection().credentials(&head.headers, &service.route().session_headers),
+        principal: entry.principal(),
+        credentials: entry.connection().credentials(&head.headers, &service.route().session_headers),
         capabilities,
         client_info: call.client_info.clone(),
-        rollout_membership: service.route().rollout_membership(&head.headers, line.token(), line.principal()),
+        rollout_membership: service.route().rollout_membership(
+            &head.headers,
+            entry.token_name(),
+            entry.principal(),
+        ),
         match_headers: service.route().tickets.needs_headers().then(|| Arc::new(head.headers.clone())),
     };
     DispatchedCall {
         id: call.id.clone(),
         keep_alive: keep_alive(service.route(), &call, &caller, began),
-        address: PublicAddress::of(front, head, line.connection()),
+        address: PublicAddress::from_request(front, head, entry.connection()),
         items: match call.method {
             Method::Listen => {
-                let (removal, id) = (removed_token::removal(front, line), call.id.clone());
-                removed_token::end_listening(removal, service.call(call, caller), id)
+                let (removal, id) = (removed_token::watch_removal(front, entry), call.id.clone());
+                removed_token::end_listen_on_removal(removal, service.call(call, caller), id)
             }
             _ => service.call(call, caller),
         },

@@ -60,8 +60,8 @@ pub(super) async fn receive<B: Body<Data = Bytes>, G>(
     memory: &Arc<BodyMemory>,
     body: B,
     limit: usize,
-    within: Duration,
-    waits: impl FnOnce() -> G,
+    time_limit: Duration,
+    begin_wait: impl FnOnce() -> G,
 ) -> Result<Bytes, RefusalReason> {
     if body.size_hint().lower() > limit as u64 {
         return Err(RefusalReason::TooLarge { limit });
@@ -71,8 +71,8 @@ pub(super) async fn receive<B: Body<Data = Bytes>, G>(
     if let Poll::Ready(received) = poll!(whole.as_mut()) {
         return received;
     }
-    let _waiting = waits();
-    timeout(within, whole).await.unwrap_or(Err(RefusalReason::TooSlow { limit: within }))
+    let _waiting = begin_wait();
+    timeout(time_limit, whole).await.unwrap_or(Err(RefusalReason::TooSlow { limit: time_limit }))
 }
 
 async fn collect<B: Body<Data = Bytes>>(
@@ -92,10 +92,10 @@ async fn collect<B: Body<Data = Bytes>>(
             return Err(RefusalReason::TooLarge { limit });
         }
         if length > whole.capacity() {
-            let room = next_capacity(whole.capacity(), length, expected);
+            let capacity = next_capacity(whole.capacity(), length, expected);
             // Reserve before the allocation. An announced length alone reserves at most `MAX_TRUSTED_LENGTH`.
-            reserved.grow(room)?;
-            whole.reserve_exact(room - whole.len());
+            reserved.grow(capacity)?;
+            whole.reserve_exact(capacity - whole.len());
         }
         whole.extend_from_slice(&data);
     }
@@ -111,12 +111,12 @@ async fn collect<B: Body<Data = Bytes>>(
 
 /// Returns the next capacity for `length` bytes, so that few steps are needed: the announced length where
 /// that is trusted, else twice the current capacity, and never more than announced.
-fn next_capacity(before: usize, length: usize, expected: usize) -> usize {
+fn next_capacity(current: usize, length: usize, expected: usize) -> usize {
     let trusted = expected.min(TRUSTED_LENGTH as usize);
-    let next = trusted.max(before.saturating_mul(2));
+    let next = trusted.max(current.saturating_mul(2));
     // A body without an announced length has no bound but the limit.
-    let most = if expected > 0 { expected } else { usize::MAX };
-    next.min(most).max(length)
+    let upper_bound = if expected > 0 { expected } else { usize::MAX };
+    next.min(upper_bound).max(length)
 }
 
 // === impl BodyMemory ===
@@ -137,24 +137,24 @@ impl BodyMemory {
 
 impl MemoryReservation {
     /// Grows the reservation to this many bytes, if the memory has room.
-    fn grow(&mut self, to: usize) -> Result<(), RefusalReason> {
+    fn grow(&mut self, bytes: usize) -> Result<(), RefusalReason> {
         let limit = self.memory.limit.load(Ordering::Relaxed);
-        let most = if to > SMALL_BODY { limit - limit / 8 } else { limit };
-        let more = to - self.bytes;
+        let effective_limit = if bytes > SMALL_BODY { limit - limit / 8 } else { limit };
+        let additional = bytes - self.bytes;
         let taken = self.memory.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
-            taken.checked_add(more).filter(|&taken| taken <= most)
+            taken.checked_add(additional).filter(|&taken| taken <= effective_limit)
         });
         taken.map_err(|_| RefusalReason::NoMemory { limit })?;
-        self.bytes = to;
-        Limit::BodyMemory.add_used(signed(more));
+        self.bytes = bytes;
+        Limit::BodyMemory.add_used(to_signed(additional));
         Ok(())
     }
 
     /// Shrinks the reservation to this many bytes.
-    fn shrink(&mut self, to: usize) {
-        self.memory.taken.fetch_sub(self.bytes - to, Ordering::Relaxed);
-        Limit::BodyMemory.add_used(-signed(self.bytes - to));
-        self.bytes = to;
+    fn shrink(&mut self, bytes: usize) {
+        self.memory.taken.fetch_sub(self.bytes - bytes, Ordering::Relaxed);
+        Limit::BodyMemory.add_used(-to_signed(self.bytes - bytes));
+        self.bytes = bytes;
     }
 }
 
@@ -164,7 +164,7 @@ impl Drop for MemoryReservation {
     }
 }
 
-fn signed(bytes: usize) -> i64 {
+fn to_signed(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 

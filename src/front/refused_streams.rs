@@ -31,24 +31,24 @@ pub(super) struct RefusedStreamCounter<S> {
 #[derive(Default)]
 struct FrameScanner {
     /// The scanned bytes: a frame's head, followed by its error code or by the beginning of its fields.
-    head: [u8; CODE.1],
+    head: [u8; ERROR_CODE_RANGE.1],
     /// Number of valid bytes in `head`.
     filled: usize,
     /// Bytes of the frame that are still to be skipped.
-    left: usize,
+    bytes_to_skip: usize,
 }
 
 /// Length of a frame's head in bytes (RFC 9113, 4.1).
-const HEAD: usize = 9;
+const HEAD_LENGTH: usize = 9;
 /// Range of the error code in a RST_STREAM frame.
-const CODE: (usize, usize) = (HEAD, HEAD + 4);
+const ERROR_CODE_RANGE: (usize, usize) = (HEAD_LENGTH, HEAD_LENGTH + 4);
 /// The type of a HEADERS frame (6.2).
 const HEADERS: u8 = 1;
 /// The END_STREAM flag of a HEADERS frame (6.2).
 const END_STREAM: u8 = 1;
 /// Bytes of a header field up to and including the length of its value, if its name is in the static table
 /// (RFC 7541, 6).
-const FIELD: usize = 2;
+const FIELD_PREFIX_LENGTH: usize = 2;
 /// The type of a RST_STREAM frame (6.4).
 const RST_STREAM: u8 = 3;
 /// The error code REFUSED_STREAM (7).
@@ -114,55 +114,61 @@ impl FrameScanner {
     /// Scans outgoing bytes.
     fn scan(&mut self, mut bytes: &[u8], client: Option<IpAddr>) {
         while !bytes.is_empty() {
-            let skipped = self.left.min(bytes.len());
-            self.left -= skipped;
+            let skipped = self.bytes_to_skip.min(bytes.len());
+            self.bytes_to_skip -= skipped;
             bytes = &bytes[skipped..];
-            let taken = (self.needed() - self.filled).min(bytes.len());
+            let taken = (self.needed_bytes() - self.filled).min(bytes.len());
             self.head[self.filled..][..taken].copy_from_slice(&bytes[..taken]);
             self.filled += taken;
             bytes = &bytes[taken..];
-            if self.filled == self.needed() {
+            if self.filled == self.needed_bytes() {
                 self.on_frame(client);
             }
         }
     }
 
     /// Returns how many bytes of the frame must be read; more once its type is known.
-    fn needed(&self) -> usize {
+    fn needed_bytes(&self) -> usize {
         match self.head[3] {
-            _ if self.filled < HEAD => HEAD,
-            RST_STREAM => CODE.1,
-            HEADERS if self.head[4] & END_STREAM != 0 => HEAD + self.length().min(FIELD),
-            _ => HEAD,
+            _ if self.filled < HEAD_LENGTH => HEAD_LENGTH,
+            RST_STREAM => ERROR_CODE_RANGE.1,
+            HEADERS if self.head[4] & END_STREAM != 0 => {
+                HEAD_LENGTH + self.frame_length().min(FIELD_PREFIX_LENGTH)
+            }
+            _ => HEAD_LENGTH,
         }
     }
 
     /// Returns the length of the frame after its head, in bytes.
-    fn length(&self) -> usize {
+    fn frame_length(&self) -> usize {
         self.head[..3].iter().fold(0, |length, byte| length << 8 | usize::from(*byte))
     }
 
     /// Counts the frame if it refuses a stream or a head, once enough of it is read.
     fn on_frame(&mut self, client: Option<IpAddr>) {
         match self.head[3] {
-            RST_STREAM if self.head[CODE.0..] == REFUSED_STREAM => Limit::Streams.record_hit(),
+            RST_STREAM if self.head[ERROR_CODE_RANGE.0..] == REFUSED_STREAM => Limit::Streams.record_hit(),
             HEADERS if self.head[4] & END_STREAM != 0 && self.has_one_field() => {
                 RequestHeadRefused { limit: Limit::HeaderBytes, client }.emit();
             }
             _ => {}
         }
-        self.left = (HEAD + self.length()).saturating_sub(self.filled);
+        self.bytes_to_skip = (HEAD_LENGTH + self.frame_length()).saturating_sub(self.filled);
         self.filled = 0;
     }
 
     /// Whether headers are a single field: an indexed one, or a literal with its name in the static table
     /// (RFC 7541, 6.1 and 6.2).
     fn has_one_field(&self) -> bool {
-        let [first, second] = [self.head[HEAD], self.head[HEAD + 1]];
-        match self.length() {
+        let [first, second] = [self.head[HEAD_LENGTH], self.head[HEAD_LENGTH + 1]];
+        match self.frame_length() {
             0 => false,
             1 => first & 0x80 != 0,
-            length => first & 0x80 == 0 && first & 0x0f != 0 && length == FIELD + usize::from(second & 0x7f),
+            length => {
+                first & 0x80 == 0
+                    && first & 0x0f != 0
+                    && length == FIELD_PREFIX_LENGTH + usize::from(second & 0x7f)
+            }
         }
     }
 }

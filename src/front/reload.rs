@@ -52,7 +52,7 @@ pub(super) struct ReloadHandle<S, F> {
 }
 
 /// ALPN protocols, the preferred one first.
-const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
+const ALPN_PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 // === impl PreparedReload ===
 
@@ -71,28 +71,29 @@ impl<S: FrontStack, F: Fn(&Arc<Front>, &Config) -> S + Send + Sync> FrontReload 
         config: Config,
         services: Vec<Arc<dyn RouteService>>,
     ) -> Result<PreparedReload<'_>, Error> {
-        let tls = acceptor(&config)?;
-        let mut there = self.listening.lock().clone();
+        let tls = tls_acceptor(&config)?;
+        let mut open = self.listening.lock().clone();
         let mut kept = Vec::new();
-        let mut wanted = config.listen.clone();
-        wanted.retain(|wanted| match there.iter().position(|one| one.wanted == *wanted) {
-            Some(at) => {
-                kept.push(there.swap_remove(at));
+        let mut missing = config.listen.clone();
+        missing.retain(|configured| match open.iter().position(|socket| socket.configured == *configured) {
+            Some(index) => {
+                kept.push(open.swap_remove(index));
                 false
             }
             None => true,
         });
-        let further = if config.listen.is_empty() || !wanted.is_empty() {
-            ListenerSet::bind(&wanted, &self.net)?
+        let added = if config.listen.is_empty() || !missing.is_empty() {
+            ListenerSet::bind(&missing, &self.net)?
         } else {
             ListenerSet::empty()
         };
-        let listening: Vec<_> = in_order(&config.listen, kept.iter().copied().chain(further.addresses()));
-        let front = Front::of(&config, services, Arc::clone(&self.shared));
-        let addresses = listening.iter().map(|one| one.address).collect();
-        let take = Box::new(move || {
-            let before = self.generations.load_full();
-            self.shared.set_limits(before.front.limits, front.limits);
+        let listening: Vec<_> =
+            sort_as_configured(&config.listen, kept.iter().copied().chain(added.addresses()));
+        let front = Front::new(&config, services, Arc::clone(&self.shared));
+        let addresses = listening.iter().map(|socket| socket.address).collect();
+        let apply = Box::new(move || {
+            let old = self.generations.load_full();
+            self.shared.set_limits(old.front.limits, front.limits);
             let stack = (self.stack)(&front, &config);
             self.generations.set(StackGeneration { front, stack, tls });
             // Replace the tokens after the stack, so that a client whose stream ends here is checked against
@@ -100,20 +101,23 @@ impl<S: FrontStack, F: Fn(&Arc<Front>, &Config) -> S + Send + Sync> FrontReload 
             self.shared.tokens.send_replace(config.tokens);
             *self.listening.lock() = listening;
             // The accept task has ended at shutdown.
-            let _ = self.updates.send(ListenerUpdate { kept, added: further });
+            let _ = self.updates.send(ListenerUpdate { kept, added });
         });
-        Ok(PreparedReload { addresses, apply: take })
+        Ok(PreparedReload { addresses, apply })
     }
 }
 
 /// Builds the TLS acceptor of a configuration, if it has certificates.
-pub(super) fn acceptor(config: &Config) -> Result<Option<TlsAcceptor>, Error> {
-    Ok(config.tls.as_ref().map(|paths| tls::acceptor(paths, &PROTOCOLS)).transpose()?)
+pub(super) fn tls_acceptor(config: &Config) -> Result<Option<TlsAcceptor>, Error> {
+    Ok(config.tls.as_ref().map(|paths| tls::acceptor(paths, &ALPN_PROTOCOLS)).transpose()?)
 }
 
 /// Sorts the addresses by the order of the configured ones.
-fn in_order(wanted: &[SocketAddr], listening: impl Iterator<Item = ListenAddress>) -> Vec<ListenAddress> {
+fn sort_as_configured(
+    configured: &[SocketAddr],
+    listening: impl Iterator<Item = ListenAddress>,
+) -> Vec<ListenAddress> {
     let mut listening: Vec<_> = listening.collect();
-    listening.sort_by_key(|one| wanted.iter().position(|wanted| *wanted == one.wanted));
+    listening.sort_by_key(|socket| configured.iter().position(|candidate| *candidate == socket.configured));
     listening
 }

@@ -20,10 +20,10 @@ use std::future::pending;
 pub(super) type TokenRemoval = BoxFuture<'static, ()>;
 
 /// Returns a future that resolves when the token of the request is removed.
-pub(super) fn removal(shared: &SharedState, line: &AccessEntry) -> TokenRemoval {
-    let (mut tokens, shown) = (shared.tokens.subscribe(), line.shown_token().cloned());
+pub(super) fn watch_removal(shared: &SharedState, entry: &AccessEntry) -> TokenRemoval {
+    let (mut tokens, token) = (shared.tokens.subscribe(), entry.access_token().cloned());
     async move {
-        if tokens.wait_for(|tokens| !tokens.still_accepts(shown.as_deref())).await.is_err() {
+        if tokens.wait_for(|tokens| !tokens.still_accepts(token.as_deref())).await.is_err() {
             // The front has ended, and its streams end by themselves.
             pending().await
         }
@@ -32,7 +32,11 @@ pub(super) fn removal(shared: &SharedState, line: &AccessEntry) -> TokenRemoval 
 }
 
 /// Returns the messages of a `subscriptions/listen` stream, which ends with an error if its token is removed.
-pub(super) fn end_listening(mut removal: TokenRemoval, mut items: ReplyStream, id: RequestId) -> ReplyStream {
+pub(super) fn end_listen_on_removal(
+    mut removal: TokenRemoval,
+    mut items: ReplyStream,
+    id: RequestId,
+) -> ReplyStream {
     async_stream::stream! {
         loop {
             let next = tokio::select! {
@@ -46,7 +50,7 @@ pub(super) fn end_listening(mut removal: TokenRemoval, mut items: ReplyStream, i
                 Err(()) => {
                     // End the subscriptions before the client gets the response.
                     drop(items);
-                    yield ReplyItem::Reply(refused(&id));
+                    yield ReplyItem::Reply(unauthorized_reply(&id));
                     return;
                 }
             }
@@ -57,17 +61,17 @@ pub(super) fn end_listening(mut removal: TokenRemoval, mut items: ReplyStream, i
 
 /// Returns the response to a GET, whose stream ends if the token is removed. The client's next request then
 /// gets 401.
-pub(super) async fn end_stream(
+pub(super) async fn end_get_on_removal(
     mut removal: TokenRemoval,
-    passing: BoxFuture<'static, LegacyResponse>,
+    relayed: BoxFuture<'static, LegacyResponse>,
 ) -> LegacyResponse {
     // Some servers send the head of a stream only with its first message.
-    let passed = tokio::select! {
+    let response = tokio::select! {
         biased;
-        () = &mut removal => return unauthorized(),
-        passed = passing => passed,
+        () = &mut removal => return unauthorized_response(),
+        passed = relayed => passed,
     };
-    let ResponseBody::Stream(mut pieces) = passed.body else { return passed };
+    let ResponseBody::Stream(mut pieces) = response.body else { return response };
     let body = async_stream::stream! {
         loop {
             let next = tokio::select! {
@@ -80,29 +84,29 @@ pub(super) async fn end_stream(
                 Some(None) => return,
                 None => {
                     drop(pieces);
-                    let summary = Some(AccessSummary::failed(RequestOutcome::Refused, &error()));
+                    let summary = Some(AccessSummary::failed(RequestOutcome::Refused, &wrong_token_error()));
                     yield BodyPiece { summary, ..BodyPiece::end() };
                     return;
                 }
             }
         }
     };
-    LegacyResponse { body: ResponseBody::Stream(body.boxed()), ..passed }
+    LegacyResponse { body: ResponseBody::Stream(body.boxed()), ..response }
 }
 
-fn error() -> ErrorObject {
+fn wrong_token_error() -> ErrorObject {
     ErrorObject::new(code::UNAUTHORIZED, TokenError::InvalidToken.to_string())
 }
 
-fn challenge() -> (header::HeaderName, HeaderValue) {
+fn wrong_token_challenge() -> (header::HeaderName, HeaderValue) {
     (header::WWW_AUTHENTICATE, TokenError::InvalidToken.challenge())
 }
 
-fn refused(id: &RequestId) -> CallReply {
-    let error = error();
+fn unauthorized_reply(id: &RequestId) -> CallReply {
+    let error = wrong_token_error();
     CallReply {
         status: StatusCode::UNAUTHORIZED,
-        headers: HeaderMap::from_iter([challenge()]),
+        headers: HeaderMap::from_iter([wrong_token_challenge()]),
         body: modern::error_response(Some(id), &error),
         commit: None,
         summary: AccessSummary::failed(RequestOutcome::Refused, &error),
@@ -110,12 +114,12 @@ fn refused(id: &RequestId) -> CallReply {
 }
 
 /// Builds the response to a GET whose stream has not begun.
-fn unauthorized() -> LegacyResponse {
-    let error = error();
+fn unauthorized_response() -> LegacyResponse {
+    let error = wrong_token_error();
     let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     LegacyResponse {
         status: StatusCode::UNAUTHORIZED,
-        headers: HeaderMap::from_iter([challenge(), json]),
+        headers: HeaderMap::from_iter([wrong_token_challenge(), json]),
         body: ResponseBody::Complete(
             modern::error_response(None, &error),
             AccessSummary::failed(RequestOutcome::Refused, &error),

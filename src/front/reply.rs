@@ -49,7 +49,7 @@ use std::{
 pub(super) struct ResponseContext {
     /// JSON-RPC id of the call, for errors of the proxy.
     pub(super) id: RequestId,
-    pub(super) line: AccessEntry,
+    pub(super) entry: AccessEntry,
     pub(super) keep_alive: KeepAlive,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct ResponseContext {
 pub(super) struct FrontBody {
     #[pin]
     kind: BodyKind,
-    line: AccessEntry,
+    entry: AccessEntry,
 }
 
 #[pin_project(project = KindPinned)]
@@ -98,14 +98,14 @@ pub(super) struct BodyChunk {
 }
 
 /// Waits for the first item, and builds the response accordingly.
-pub(super) async fn respond(mut items: ReplyStream, answering: ResponseContext) -> Response<FrontBody> {
-    let ResponseContext { id, mut line, mut keep_alive } = answering;
-    let connection = Arc::clone(line.connection());
+pub(super) async fn respond(mut items: ReplyStream, context: ResponseContext) -> Response<FrontBody> {
+    let ResponseContext { id, mut entry, mut keep_alive } = context;
+    let connection = Arc::clone(entry.connection());
     let first = match poll_fn(|cx| poll_next(&mut items, &mut keep_alive, connection.clock(), cx)).await {
-        NextEvent::Item(ReplyItem::Reply(CallReply { status, headers, body, commit, summary: account })) => {
-            line.set_status(status);
+        NextEvent::Item(ReplyItem::Reply(CallReply { status, headers, body, commit, summary })) => {
+            entry.set_status(status);
             let commit = commit.map(|commit| (commit, connection));
-            let mut response = Response::new(FrontBody::whole(body, commit, account, line));
+            let mut response = Response::new(FrontBody::whole(body, commit, summary, entry));
             *response.status_mut() = status;
             *response.headers_mut() = headers;
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -113,7 +113,13 @@ pub(super) async fn respond(mut items: ReplyStream, answering: ResponseContext) 
         }
         NextEvent::End => {
             let error = responses::no_response_error();
-            return failed(&id, StatusCode::INTERNAL_SERVER_ERROR, &error, RequestOutcome::ProxyFailed, line);
+            return respond_with_error(
+                &id,
+                StatusCode::INTERNAL_SERVER_ERROR,
+                &error,
+                RequestOutcome::ProxyFailed,
+                entry,
+            );
         }
         NextEvent::Item(ReplyItem::Notification(message)) => BodyChunk::event(message, None),
         NextEvent::Item(ReplyItem::TaskEnd(message, commit)) => {
@@ -124,32 +130,32 @@ pub(super) async fn respond(mut items: ReplyStream, answering: ResponseContext) 
         NextEvent::KeepAliveStep(KeepAliveStep::Deadline) => {
             drop(items);
             Limit::HeldDeadline.record_hit();
-            return failed(
+            return respond_with_error(
                 &id,
                 StatusCode::OK,
                 &keep_alive.deadline_error(),
                 RequestOutcome::UpstreamFailed,
-                line,
+                entry,
             );
         }
     };
-    line.set_status(StatusCode::OK);
+    entry.set_status(StatusCode::OK);
     let events = EventStream { items: Some(items), first: Some(first), keep_alive, id };
-    let mut response = Response::new(FrontBody { kind: BodyKind::Events(events), line });
+    let mut response = Response::new(FrontBody { kind: BodyKind::Events(events), entry });
     *response.headers_mut() = event_stream();
     response
 }
 
 /// Builds an error response for a call that has no item yet.
-fn failed(
+fn respond_with_error(
     id: &RequestId,
     status: StatusCode,
     error: &ErrorObject,
     outcome: RequestOutcome,
-    line: AccessEntry,
+    entry: AccessEntry,
 ) -> Response<FrontBody> {
-    let account = AccessSummary::failed(outcome, error);
-    responses::json(status, modern::error_response(Some(id), error), account, line)
+    let summary = AccessSummary::failed(outcome, error);
+    responses::json(status, modern::error_response(Some(id), error), summary, entry)
 }
 
 /// The next event of a waiting call.
@@ -182,8 +188,8 @@ fn poll_next(
 
 impl FrontBody {
     /// Creates a body without bytes.
-    pub(super) fn empty(line: AccessEntry) -> Self {
-        Self { kind: BodyKind::Empty, line }
+    pub(super) fn empty(entry: AccessEntry) -> Self {
+        Self { kind: BodyKind::Empty, entry }
     }
 
     /// Creates a body of one message. The summary is recorded in the entry once hyper takes the message, and
@@ -191,17 +197,17 @@ impl FrontBody {
     pub(super) fn whole(
         message: Bytes,
         commit: Option<(DeliveryCommit, Arc<ClientConnection>)>,
-        account: AccessSummary,
-        mut line: AccessEntry,
+        summary: AccessSummary,
+        mut entry: AccessEntry,
     ) -> Self {
-        line.record_result(&message);
+        entry.record_result(&message);
         let chunk = BodyChunk { before: b"", message, after: b"", commit };
-        Self { kind: BodyKind::Whole(Some((chunk, account))), line }
+        Self { kind: BodyKind::Whole(Some((chunk, summary))), entry }
     }
 
     /// Creates a body of a server's relayed messages.
-    pub(super) fn relayed(pieces: BodyStream, line: AccessEntry) -> Self {
-        Self { kind: BodyKind::Passed(Some(pieces)), line }
+    pub(super) fn relayed(pieces: BodyStream, entry: AccessEntry) -> Self {
+        Self { kind: BodyKind::Passed(Some(pieces)), entry }
     }
 }
 
@@ -216,12 +222,12 @@ impl HttpBody for FrontBody {
         let this = self.project();
         let chunk = match this.kind.project() {
             KindPinned::Empty => None,
-            KindPinned::Whole(whole) => whole.take().map(|(chunk, account)| {
-                this.line.complete(account);
+            KindPinned::Whole(whole) => whole.take().map(|(chunk, summary)| {
+                this.entry.complete(summary);
                 chunk
             }),
-            KindPinned::Events(events) => ready!(events.poll_chunk(this.line, cx)),
-            KindPinned::Passed(pieces) => ready!(poll_piece(pieces, this.line, cx))?,
+            KindPinned::Events(events) => ready!(events.poll_chunk(this.entry, cx)),
+            KindPinned::Passed(pieces) => ready!(poll_piece(pieces, this.entry, cx))?,
         };
         Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
     }
@@ -250,20 +256,18 @@ impl HttpBody for FrontBody {
 /// Returns the next piece of a relayed response; `None` after the last.
 fn poll_piece(
     pieces: &mut Option<BodyStream>,
-    line: &mut AccessEntry,
+    entry: &mut AccessEntry,
     cx: &mut Context<'_>,
 ) -> Poll<Result<Option<BodyChunk>, ResponseTruncated>> {
     let Some(stream) = pieces else { return Poll::Ready(Ok(None)) };
-    let Some(BodyPiece { bytes, summary: account, continuation: then, commit }) =
-        ready!(stream.poll_next_unpin(cx))
-    else {
+    let Some(BodyPiece { bytes, summary, continuation, commit }) = ready!(stream.poll_next_unpin(cx)) else {
         *pieces = None;
         return Poll::Ready(Ok(None));
     };
-    if let Some(account) = account {
-        line.complete(account);
+    if let Some(summary) = summary {
+        entry.complete(summary);
     }
-    match then {
+    match continuation {
         BodyContinuation::More => {}
         BodyContinuation::End => *pieces = None,
         BodyContinuation::Abort => {
@@ -271,43 +275,43 @@ fn poll_piece(
             return Poll::Ready(Err(ResponseTruncated));
         }
     }
-    let commit = commit.map(|commit| (commit, Arc::clone(line.connection())));
+    let commit = commit.map(|commit| (commit, Arc::clone(entry.connection())));
     Poll::Ready(Ok((!bytes.is_empty()).then(|| BodyChunk { commit, ..BodyChunk::plain(bytes) })))
 }
 
 // === impl EventStream ===
 
 impl EventStream {
-    fn poll_chunk(&mut self, line: &mut AccessEntry, cx: &mut Context<'_>) -> Poll<Option<BodyChunk>> {
+    fn poll_chunk(&mut self, entry: &mut AccessEntry, cx: &mut Context<'_>) -> Poll<Option<BodyChunk>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(first));
         }
         let Some(items) = &mut self.items else { return Poll::Ready(None) };
-        let chunk = match ready!(poll_next(items, &mut self.keep_alive, line.connection().clock(), cx)) {
+        let chunk = match ready!(poll_next(items, &mut self.keep_alive, entry.connection().clock(), cx)) {
             NextEvent::Item(ReplyItem::Notification(message))
             | NextEvent::KeepAliveStep(KeepAliveStep::Progress(message)) => BodyChunk::event(message, None),
             NextEvent::Item(ReplyItem::TaskEnd(message, commit)) => {
-                BodyChunk::event(message, Some((commit, Arc::clone(line.connection()))))
+                BodyChunk::event(message, Some((commit, Arc::clone(entry.connection()))))
             }
-            NextEvent::Item(ReplyItem::Reply(CallReply { body, commit, summary: account, .. })) => {
+            NextEvent::Item(ReplyItem::Reply(CallReply { body, commit, summary, .. })) => {
                 self.items = None;
-                line.complete(account);
-                BodyChunk::event(body, commit.map(|commit| (commit, Arc::clone(line.connection()))))
+                entry.complete(summary);
+                BodyChunk::event(body, commit.map(|commit| (commit, Arc::clone(entry.connection()))))
             }
             // A stream that ended without a response would leave some clients waiting for ever.
-            NextEvent::End => self.fail(&responses::no_response_error(), RequestOutcome::ProxyFailed, line),
+            NextEvent::End => self.fail(&responses::no_response_error(), RequestOutcome::ProxyFailed, entry),
             NextEvent::KeepAliveStep(KeepAliveStep::Comment) => BodyChunk::plain(sse::KEEP_ALIVE),
             NextEvent::KeepAliveStep(KeepAliveStep::Deadline) => {
                 Limit::HeldDeadline.record_hit();
-                self.fail(&self.keep_alive.deadline_error(), RequestOutcome::UpstreamFailed, line)
+                self.fail(&self.keep_alive.deadline_error(), RequestOutcome::UpstreamFailed, entry)
             }
         };
         Poll::Ready(Some(chunk))
     }
 
-    fn fail(&mut self, error: &ErrorObject, outcome: RequestOutcome, line: &mut AccessEntry) -> BodyChunk {
+    fn fail(&mut self, error: &ErrorObject, outcome: RequestOutcome, entry: &mut AccessEntry) -> BodyChunk {
         self.items = None;
-        line.complete(AccessSummary::failed(outcome, error));
+        entry.complete(AccessSummary::failed(outcome, error));
         BodyChunk::event(modern::error_response(Some(&self.id), error), None)
     }
 }
@@ -363,16 +367,16 @@ impl Buf for BodyChunk {
     }
 
     fn advance(&mut self, count: usize) {
-        let mut left = count;
+        let mut remaining = count;
         let mut step = |len: usize| {
-            let step = left.min(len);
-            left -= step;
+            let step = remaining.min(len);
+            remaining -= step;
             step
         };
         self.before = &self.before[step(self.before.len())..];
         self.message.advance(step(self.message.len()));
         self.after = &self.after[step(self.after.len())..];
-        assert!(left == 0, "no more is consumed than remains");
+        assert!(remaining == 0, "no more is consumed than remains");
         if !self.has_remaining()
             && let Some((commit, connection)) = self.commit.take()
         {
@@ -406,7 +410,7 @@ mod tests {
 
     #[test]
     fn a_chunk_split_anywhere_keeps_its_bytes_and_its_commit_at_the_end() {
-        let connection = ClientConnection::of(HttpVersion::Http2);
+        let connection = ClientConnection::without_socket(HttpVersion::Http2);
         for at in 0..=12 {
             let (commit, mut fate) = DeliveryCommit::channel();
             let mut rest = event("{}");

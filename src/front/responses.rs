@@ -91,16 +91,16 @@ struct RefusalResponse {
     id: Option<RequestId>,
     error: ErrorObject,
     /// Who is at fault, for the access log.
-    fault: ErrorOrigin,
+    origin: ErrorOrigin,
     header: Option<(http::HeaderName, HeaderValue)>,
 }
 
 /// Builds the error response for a refusal, and records the refusal in the access log entry and the metrics.
-pub(super) fn refuse(refusal: RefusalReason, line: AccessEntry) -> Response<FrontBody> {
-    let RefusalResponse { status, id, error, fault, header } = refusal.into_response();
+pub(super) fn refuse(refusal: RefusalReason, entry: AccessEntry) -> Response<FrontBody> {
+    let RefusalResponse { status, id, error, origin, header } = refusal.into_response();
     let body = modern::error_response(id.as_ref(), &error);
-    let account = AccessSummary::failed(fault.into(), &error);
-    let mut response = json(status, body, account, line);
+    let summary = AccessSummary::failed(origin.into(), &error);
+    let mut response = json(status, body, summary, entry);
     response.headers_mut().extend(header);
     response
 }
@@ -110,47 +110,47 @@ pub(super) fn refuse(refusal: RefusalReason, line: AccessEntry) -> Response<Fron
 pub(super) fn refuse_post(
     refusal: RefusalReason,
     post: &LegacyPost,
-    mut line: AccessEntry,
+    mut entry: AccessEntry,
 ) -> Response<FrontBody> {
-    line.begin_relay(post);
+    entry.begin_relay(post);
     match &post.request_ids()[..] {
-        [] => refuse(refusal, line),
-        waiting => {
-            let RefusalResponse { error, fault, .. } = refusal.into_response();
-            let account = AccessSummary::failed(fault.into(), &error);
-            json(StatusCode::OK, legacy::error_responses(waiting, &error), account, line)
+        [] => refuse(refusal, entry),
+        ids => {
+            let RefusalResponse { error, origin, .. } = refusal.into_response();
+            let summary = AccessSummary::failed(origin.into(), &error);
+            json(StatusCode::OK, legacy::error_responses(ids, &error), summary, entry)
         }
     }
 }
 
 /// Refuses a request in a session of another principal. The status is 404, because a client then opens
 /// another session (2025-11-25, *Session Management*).
-pub(super) fn refuse_session(post: &LegacyPost, mut line: AccessEntry) -> Response<FrontBody> {
-    line.begin_relay(post);
-    let RefusalResponse { status, error, fault, .. } = RefusalReason::Session.into_response();
-    let account = AccessSummary::failed(fault.into(), &error);
-    json(status, legacy::error_responses(&post.request_ids(), &error), account, line)
+pub(super) fn refuse_session(post: &LegacyPost, mut entry: AccessEntry) -> Response<FrontBody> {
+    entry.begin_relay(post);
+    let RefusalResponse { status, error, origin, .. } = RefusalReason::Session.into_response();
+    let summary = AccessSummary::failed(origin.into(), &error);
+    json(status, legacy::error_responses(&post.request_ids(), &error), summary, entry)
 }
 
 /// Builds a response with a JSON body. The summary is recorded in the entry once hyper takes the body.
 pub(super) fn json(
     status: StatusCode,
     body: Bytes,
-    account: AccessSummary,
-    mut line: AccessEntry,
+    summary: AccessSummary,
+    mut entry: AccessEntry,
 ) -> Response<FrontBody> {
-    line.set_status(status);
-    let mut response = Response::new(FrontBody::whole(body, None, account, line));
+    entry.set_status(status);
+    let mut response = Response::new(FrontBody::whole(body, None, summary, entry));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
 /// Builds a response without a body, and completes the entry.
-pub(super) fn empty(status: StatusCode, headers: HeaderMap, mut line: AccessEntry) -> Response<FrontBody> {
-    line.set_status(status);
-    line.complete(AccessSummary::default());
-    let mut response = Response::new(FrontBody::empty(line));
+pub(super) fn empty(status: StatusCode, headers: HeaderMap, mut entry: AccessEntry) -> Response<FrontBody> {
+    entry.set_status(status);
+    entry.complete(AccessSummary::default());
+    let mut response = Response::new(FrontBody::empty(entry));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
@@ -160,7 +160,7 @@ pub(super) fn empty(status: StatusCode, headers: HeaderMap, mut line: AccessEntr
 
 impl RefusalReason {
     /// Returns the configured limit that was exceeded, if any.
-    fn limit(&self) -> Option<Limit> {
+    fn exceeded_limit(&self) -> Option<Limit> {
         match self {
             Self::TooLarge { .. } => Some(Limit::BodyBytes),
             Self::TooSlow { .. } => Some(Limit::ReadBody),
@@ -186,25 +186,28 @@ impl RefusalReason {
     }
 
     fn into_response(self) -> RefusalResponse {
-        if let Some(limit) = self.limit() {
+        if let Some(limit) = self.exceeded_limit() {
             limit.record_hit();
         }
         let message = self.to_string();
-        let of = |status, code, fault| RefusalResponse::of(status, ErrorObject::new(code, &message), fault);
-        let invalid = |status| of(status, code::INVALID_REQUEST, ErrorOrigin::Client);
+        let response =
+            |status, code, origin| RefusalResponse::new(status, ErrorObject::new(code, &message), origin);
+        let invalid = |status| response(status, code::INVALID_REQUEST, ErrorOrigin::Client);
         match self {
             // The connection is closed, because its next bytes may not be a request.
-            Self::Head(why) => invalid(why.status()).with(CONNECTION, HeaderValue::from_static("close")),
+            Self::Head(error) => {
+                invalid(error.status()).with_header(CONNECTION, HeaderValue::from_static("close"))
+            }
             Self::ContentCoding { .. } => invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE)
-                .with(ACCEPT_ENCODING, HeaderValue::from_static("identity")),
+                .with_header(ACCEPT_ENCODING, HeaderValue::from_static("identity")),
             Self::Access(_) => invalid(StatusCode::FORBIDDEN),
-            Self::Unauthenticated(why) => {
-                of(StatusCode::UNAUTHORIZED, code::UNAUTHORIZED, ErrorOrigin::Client)
-                    .with(WWW_AUTHENTICATE, why.challenge())
+            Self::Unauthenticated(error) => {
+                response(StatusCode::UNAUTHORIZED, code::UNAUTHORIZED, ErrorOrigin::Client)
+                    .with_header(WWW_AUTHENTICATE, error.challenge())
             }
             Self::NoMetadata { .. } | Self::Path { .. } | Self::Session => invalid(StatusCode::NOT_FOUND),
             Self::Method { allow, .. } => {
-                invalid(StatusCode::METHOD_NOT_ALLOWED).with(ALLOW, HeaderValue::from_static(allow))
+                invalid(StatusCode::METHOD_NOT_ALLOWED).with_header(ALLOW, HeaderValue::from_static(allow))
             }
             Self::ContentType => invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE),
             Self::Accept => invalid(StatusCode::NOT_ACCEPTABLE),
@@ -213,16 +216,16 @@ impl RefusalReason {
             Self::Headers { .. } => invalid(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE),
             Self::Broken => invalid(StatusCode::BAD_REQUEST),
             Self::Busy { .. } | Self::NoMemory { .. } => {
-                of(StatusCode::SERVICE_UNAVAILABLE, code::BUSY, ErrorOrigin::Proxy)
-                    .with(RETRY_AFTER, HeaderValue::from_static("1"))
+                response(StatusCode::SERVICE_UNAVAILABLE, code::BUSY, ErrorOrigin::Proxy)
+                    .with_header(RETRY_AFTER, HeaderValue::from_static("1"))
             }
             Self::Loop { .. } => {
-                of(StatusCode::LOOP_DETECTED, code::UPSTREAM_UNAVAILABLE, ErrorOrigin::Proxy)
+                response(StatusCode::LOOP_DETECTED, code::UPSTREAM_UNAVAILABLE, ErrorOrigin::Proxy)
             }
             Self::Message(RequestRefusal { status, id, error }) => {
-                RefusalResponse { id, ..RefusalResponse::of(status, error, ErrorOrigin::Client) }
+                RefusalResponse { id, ..RefusalResponse::new(status, error, ErrorOrigin::Client) }
             }
-            Self::Metadata(lost) | Self::SignIn(lost) => metadata_refusal(lost, &message),
+            Self::Metadata(error) | Self::SignIn(error) => metadata_refusal(error, &message),
         }
     }
 }
@@ -233,13 +236,13 @@ pub(super) fn no_response_error() -> ErrorObject {
 }
 
 /// Builds the refusal for a metadata or sign-in document that could not be fetched from the server's origin.
-fn metadata_refusal(lost: CallError, message: &str) -> RefusalResponse {
+fn metadata_refusal(cause: CallError, message: &str) -> RefusalResponse {
     // No call was made, so no outcome is unknown.
-    let code = match lost.code() {
+    let code = match cause.code() {
         code::OUTCOME_UNKNOWN => code::UPSTREAM_UNAVAILABLE,
         code => code,
     };
-    let (status, fault) = match &lost {
+    let (status, origin) = match &cause {
         _ if matches!(code, code::BUSY | code::SHUTTING_DOWN) => {
             (StatusCode::SERVICE_UNAVAILABLE, ErrorOrigin::Proxy)
         }
@@ -250,24 +253,24 @@ fn metadata_refusal(lost: CallError, message: &str) -> RefusalResponse {
         _ => (StatusCode::BAD_GATEWAY, ErrorOrigin::Server),
     };
     let error = ErrorObject::new(code, message);
-    let challenge = match lost {
+    let challenge = match cause {
         CallError::Unauthorized { challenge, .. } => challenge,
         _ => None,
     };
     RefusalResponse {
-        header: challenge.map(|it| (WWW_AUTHENTICATE, it)),
-        ..RefusalResponse::of(status, error, fault)
+        header: challenge.map(|value| (WWW_AUTHENTICATE, value)),
+        ..RefusalResponse::new(status, error, origin)
     }
 }
 
 // === impl RefusalResponse ===
 
 impl RefusalResponse {
-    fn of(status: StatusCode, error: ErrorObject, fault: ErrorOrigin) -> Self {
-        Self { status, id: None, error, fault, header: None }
+    fn new(status: StatusCode, error: ErrorObject, origin: ErrorOrigin) -> Self {
+        Self { status, id: None, error, origin, header: None }
     }
 
-    fn with(mut self, name: http::HeaderName, value: HeaderValue) -> Self {
+    fn with_header(mut self, name: http::HeaderName, value: HeaderValue) -> Self {
         self.header = Some((name, value));
         self
     }

@@ -15,7 +15,7 @@ use super::{
     known_endpoints::{KnownEndpoints, OriginEndpoints},
     layers::{
         access_entry::AccessEntry,
-        principal::{principal, remove_hop_headers},
+        principal::{derive_principal, remove_hop_headers},
     },
     metadata::{PublicAddress, has_dot_segments},
     preflight::preflight,
@@ -43,14 +43,14 @@ use std::{
 };
 
 /// Path prefixes of authorization-server metadata: alone, or before the path of the issuer.
-const DOCUMENTS: [&str; 2] = [OAUTH, OPENID];
+const DOCUMENTS: [&str; 2] = [OAUTH_METADATA, OPENID_METADATA];
 /// Path of OAuth authorization-server metadata (RFC 8414, 3).
-const OAUTH: &str = "/.well-known/oauth-authorization-server";
+const OAUTH_METADATA: &str = "/.well-known/oauth-authorization-server";
 /// Path of OpenID Connect metadata, also used after the path of the issuer (OpenID Connect Discovery 1.0, 4).
-const OPENID: &str = "/.well-known/openid-configuration";
+const OPENID_METADATA: &str = "/.well-known/openid-configuration";
 
 /// The members of a document that name an endpoint (RFC 8414, 2, and its registry).
-const ENDPOINTS: [&str; 12] = [
+const ENDPOINT_MEMBERS: [&str; 12] = [
     "authorization_endpoint",
     "token_endpoint",
     "registration_endpoint",
@@ -70,7 +70,7 @@ const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
 /// Time limit of one fetch of all documents to find an endpoint.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest body of a request to an endpoint, in bytes.
-const MAX_BODY: usize = 1 << 20;
+const MAX_BODY_BYTES: usize = 1 << 20;
 
 /// A route whose clients can sign in at its server's origin.
 struct RouteIssuer<'a> {
@@ -94,13 +94,13 @@ enum SignInTarget<'a> {
 /// Whether a path is that of an authorization-server metadata document.
 pub(super) fn is_document(path: &str) -> bool {
     let before = DOCUMENTS.iter().filter_map(|document| path.strip_prefix(document));
-    before.into_iter().any(|rest| rest.is_empty() || rest.starts_with('/')) || path.ends_with(OPENID)
+    before.into_iter().any(|rest| rest.is_empty() || rest.starts_with('/')) || path.ends_with(OPENID_METADATA)
 }
 
 /// Whether the proxy forwards sign-in for a request: it needed no token of the proxy, and the server of some
 /// route has an origin to sign in at.
-pub(super) fn is_available(front: &Front, line: &AccessEntry) -> bool {
-    line.token().is_none() && !issuers(front).is_empty()
+pub(super) fn is_available(front: &Front, entry: &AccessEntry) -> bool {
+    entry.token_name().is_none() && !issuers(front).is_empty()
 }
 
 /// Answers a request that belongs to no route, if it is for a document or an endpoint.
@@ -117,103 +117,107 @@ async fn respond<B>(front: &Front, incoming: IncomingRequest<B>) -> Response<Fro
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
 {
-    let IncomingRequest { request, mut line } = incoming;
+    let IncomingRequest { request, mut entry } = incoming;
     let path = request.uri().path().to_owned();
-    let Some(target) = target(front, &path) else {
-        return refuse(RefusalReason::Path { path, served: served_paths(front, request.uri().path()) }, line);
+    let Some(target) = find_target(front, &path) else {
+        return refuse(
+            RefusalReason::Path { path, served: served_paths(front, request.uri().path()) },
+            entry,
+        );
     };
     let (issuer, methods) = match &target {
         SignInTarget::Document(issuer, _) => (issuer, "GET"),
         SignInTarget::Endpoint(issuer, endpoint) => {
             if !is_endpoint(&front.endpoints, issuer, endpoint, &*front.clock).await {
-                return refuse(RefusalReason::Path { path, served: front.paths() }, line);
+                return refuse(RefusalReason::Path { path, served: front.paths() }, entry);
             }
             (issuer, "GET, POST")
         }
     };
     let route = issuer.service.route();
-    line.set_route(&route.path);
+    entry.set_route(&route.path);
     let method = request.method().clone();
     if method == Method::OPTIONS {
-        return preflight(&request, methods, line);
+        return preflight(&request, methods, entry);
     }
     if !methods.split(", ").any(|served| served == method.as_str()) {
-        return refuse(RefusalReason::Method { method, allow: methods }, line);
+        return refuse(RefusalReason::Method { method, allow: methods }, entry);
     }
     let (mut head, body) = request.into_parts();
     if issuer.service.is_loop(&head.headers) {
-        return refuse(RefusalReason::Loop { path: route.path.to_string() }, line);
+        return refuse(RefusalReason::Loop { path: route.path.to_string() }, entry);
     }
     remove_hop_headers(route, &mut head.headers);
-    line.set_principal(principal(&front.principals, route, None, &head.headers));
-    let address = PublicAddress::of(front, &head, line.connection());
+    entry.set_principal(derive_principal(&front.principals, route, None, &head.headers));
+    let address = PublicAddress::from_request(front, &head, entry.connection());
     let response = match &target {
         SignInTarget::Document(issuer, paths) => fetch_document(front, issuer, paths, &head, &address).await,
         SignInTarget::Endpoint(issuer, endpoint) => {
-            let limit = front.limits.body_bytes.min(MAX_BODY);
-            let connection = line.connection();
-            let within = front.timeouts.read_body;
-            let body = match receive(&front.bodies, body, limit, within, || connection.begin_body()).await {
+            let limit = front.limits.body_bytes.min(MAX_BODY_BYTES);
+            let connection = entry.connection();
+            let time_limit = front.timeouts.read_body;
+            let body = match receive(&front.bodies, body, limit, time_limit, || connection.begin_body()).await
+            {
                 Ok(body) => {
                     connection.complete_request();
                     body
                 }
-                Err(refusal) => return refuse(refusal, line),
+                Err(refusal) => return refuse(refusal, entry),
             };
             forward(front, issuer, endpoint, &head, body, &address).await
         }
     };
     match response {
-        Ok(document) => relay(document, line),
-        Err(lost) => refuse(RefusalReason::SignIn(lost), line),
+        Ok(document) => relay_response(document, entry),
+        Err(error) => refuse(RefusalReason::SignIn(error), entry),
     }
 }
 
 /// Returns what a request is for, as far as its path shows; `None` if for nothing that is forwarded.
-fn target<'a>(front: &'a Front, path: &str) -> Option<SignInTarget<'a>> {
+fn find_target<'a>(front: &'a Front, path: &str) -> Option<SignInTarget<'a>> {
     if has_dot_segments(path) {
         return None;
     }
     let issuers = issuers(front);
-    let is_single = issuers.first().is_some_and(|first| first.prefix.is_empty());
+    let has_single_origin = issuers.first().is_some_and(|first| first.prefix.is_empty());
     for document in DOCUMENTS {
         let Some(rest) = path.strip_prefix(document) else { continue };
         if rest.is_empty() {
-            let first = issuers.into_iter().next().filter(|_| is_single)?;
+            let first = issuers.into_iter().next().filter(|_| has_single_origin)?;
             return Some(SignInTarget::Document(first, vec![document.to_owned()]));
         }
         let issuer = issuers.into_iter().find(|issuer| issuer.path() == rest)?;
         let mut paths = vec![format!("{document}{}", issuer.url.path().trim_end_matches('/'))];
-        if !is_single && paths[0] != document {
+        if !has_single_origin && paths[0] != document {
             paths.push(document.to_owned());
         }
         return Some(SignInTarget::Document(issuer, paths));
     }
-    if let Some(before) = path.strip_suffix(OPENID) {
+    if let Some(before) = path.strip_suffix(OPENID_METADATA) {
         let issuer = issuers.into_iter().find(|issuer| issuer.path() == before)?;
-        let inside = format!("{}{OPENID}", issuer.url.path().trim_end_matches('/'));
-        return Some(SignInTarget::Document(issuer, vec![inside]));
+        let document = format!("{}{OPENID_METADATA}", issuer.url.path().trim_end_matches('/'));
+        return Some(SignInTarget::Document(issuer, vec![document]));
     }
     // The longest prefix wins: one route may be below another.
-    let of_path = |issuer: &RouteIssuer<'_>| {
+    let match_issuer = |issuer: &RouteIssuer<'_>| {
         let rest = path.strip_prefix(issuer.prefix).filter(|rest| rest.starts_with('/'));
         rest.map(|rest| (issuer.prefix.len(), rest.to_owned()))
     };
-    let found = issuers.into_iter().filter_map(|issuer| Some((of_path(&issuer)?, issuer)));
+    let found = issuers.into_iter().filter_map(|issuer| Some((match_issuer(&issuer)?, issuer)));
     let ((_, rest), issuer) = found.max_by_key(|((length, _), _)| *length)?;
     Some(SignInTarget::Endpoint(issuer, rest))
 }
 
 /// Returns the routes whose server has a URL and gets the `Authorization` of clients.
 fn issuers(front: &Front) -> Vec<RouteIssuer<'_>> {
-    let at_urls = front.services.iter().filter(|service| service.passes_authorization());
-    let at_urls = at_urls.filter_map(|service| {
+    let candidates = front.services.iter().filter(|service| service.passes_authorization());
+    let candidates = candidates.filter_map(|service| {
         Some((service, service.server_url()?, service.server_url().and_then(origin_of)?))
     });
     let mut issuers: Vec<_> =
-        at_urls.map(|(service, url, origin)| RouteIssuer { service, url, origin, prefix: "" }).collect();
-    let is_single = issuers.windows(2).all(|pair| pair[0].origin == pair[1].origin);
-    if !is_single {
+        candidates.map(|(service, url, origin)| RouteIssuer { service, url, origin, prefix: "" }).collect();
+    let has_single_origin = issuers.windows(2).all(|pair| pair[0].origin == pair[1].origin);
+    if !has_single_origin {
         issuers.iter_mut().for_each(|issuer| issuer.prefix = &issuer.service.route().path);
     }
     issuers
@@ -246,7 +250,12 @@ async fn fetch_document(
         let request = OriginRequest::get(path.clone(), head.headers.clone());
         let mut response = issuer.service.request_origin(request).await?;
         if response.status.is_success() {
-            record_endpoints(&front.endpoints.of(&issuer.origin), issuer, &response.body, front.clock.now());
+            record_endpoints(
+                &front.endpoints.for_origin(&issuer.origin),
+                issuer,
+                &response.body,
+                front.clock.now(),
+            );
             response.body = issuer.rewrite_document(response.body, address);
             return Ok(response);
         }
@@ -270,22 +279,22 @@ async fn forward(
     };
     let (method, headers) = (head.method.clone(), head.headers.clone());
     let mut response = issuer.service.request_origin(OriginRequest { method, path, headers, body }).await?;
-    let (known, now) = (front.endpoints.of(&issuer.origin), front.clock.now());
+    let (endpoints, now) = (front.endpoints.for_origin(&issuer.origin), front.clock.now());
     let location = response.headers.get(LOCATION).and_then(|location| location.to_str().ok());
-    let ours = location.and_then(|location| {
-        issuer.rewrite_location(endpoint, location, |path| known.has(path, now), address)
+    let rewritten = location.and_then(|location| {
+        issuer.rewrite_location(endpoint, location, |path| endpoints.contains(path, now), address)
     });
-    if let Some(ours) = ours.and_then(|ours| HeaderValue::try_from(ours).ok()) {
-        response.headers.insert(LOCATION, ours);
+    if let Some(rewritten) = rewritten.and_then(|rewritten| HeaderValue::try_from(rewritten).ok()) {
+        response.headers.insert(LOCATION, rewritten);
     }
     Ok(response)
 }
 
-fn relay(document: OriginResponse, mut line: AccessEntry) -> Response<FrontBody> {
-    let OriginResponse { status, mut headers, body } = document;
+fn relay_response(response: OriginResponse, mut entry: AccessEntry) -> Response<FrontBody> {
+    let OriginResponse { status, mut headers, body } = response;
     headers.remove(CONTENT_LENGTH);
-    line.set_status(status);
-    let mut response = Response::new(FrontBody::whole(body, None, AccessSummary::default(), line));
+    entry.set_status(status);
+    let mut response = Response::new(FrontBody::whole(body, None, AccessSummary::default(), entry));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
@@ -309,20 +318,20 @@ impl RouteIssuer<'_> {
     fn rewrite_document(&self, body: Bytes, address: &PublicAddress) -> Bytes {
         let Ok(object) = JsonObject::read(&body) else { return body };
         let mut edit = ObjectEdit::new(&object);
-        for member in ENDPOINTS {
+        for member in ENDPOINT_MEMBERS {
             if let Some(rest) = object.string(member).as_deref().and_then(|url| self.strip_own_origin(url)) {
-                edit.set(member, quoted(&address.url_for(&format!("{}{rest}", self.prefix))));
+                edit.set(member, to_json(&address.url_for(&format!("{}{rest}", self.prefix))));
             }
         }
         // A client compares the issuer with the URL of the document (RFC 8414, 3.3).
         if let Some(rest) = object.string("issuer").as_deref().and_then(|url| self.strip_own_origin(url)) {
             let is_endpoint = !rest.is_empty() && rest == self.url.path();
-            let ours = match self.prefix {
+            let path = match self.prefix {
                 "" if is_endpoint => self.path(),
                 "" => rest,
                 prefix => prefix,
             };
-            edit.set("issuer", quoted(&address.url_for(ours)));
+            edit.set("issuer", to_json(&address.url_for(path)));
         }
         if edit.is_empty() { body } else { edit.apply() }
     }
@@ -333,7 +342,7 @@ impl RouteIssuer<'_> {
         &self,
         endpoint: &str,
         location: &str,
-        is_known: impl Fn(&str) -> bool,
+        is_known_endpoint: impl Fn(&str) -> bool,
         address: &PublicAddress,
     ) -> Option<String> {
         let relative = match split_origin(location) {
@@ -350,7 +359,7 @@ impl RouteIssuer<'_> {
             None => self.strip_own_origin(location)?,
         };
         let path = rest.split(['?', '#']).next().unwrap_or_default();
-        match (is_known(path), &relative) {
+        match (is_known_endpoint(path), &relative) {
             (true, _) => Some(address.url_for(&format!("{}{rest}", self.prefix))),
             (false, Some(rest)) => Some(format!("{}{rest}", self.origin)),
             (false, None) => None,
@@ -366,43 +375,44 @@ async fn is_endpoint(
     path: &str,
     clock: &dyn Clock,
 ) -> bool {
-    let known = endpoints.of(&issuer.origin);
-    if known.has(path, clock.now()) {
+    let origin_endpoints = endpoints.for_origin(&issuer.origin);
+    if origin_endpoints.contains(path, clock.now()) {
         return true;
     }
-    let mut looked = known.last_lookup.lock().await;
+    let mut last_lookup = origin_endpoints.last_lookup.lock().await;
     let began = clock.now();
-    let is_recent = looked.is_some_and(|last| began.saturating_duration_since(last) < LOOKUP_INTERVAL);
-    if is_recent || known.has(path, began) {
-        return known.has(path, began);
+    let is_recent = last_lookup.is_some_and(|last| began.saturating_duration_since(last) < LOOKUP_INTERVAL);
+    if is_recent || origin_endpoints.contains(path, began) {
+        return origin_endpoints.contains(path, began);
     }
-    let inside = issuer.url.path().trim_end_matches('/');
-    let paths = DOCUMENTS.iter().flat_map(|document| [(*document).to_owned(), format!("{document}{inside}")]);
-    let look = async {
-        for path in paths.chain([format!("{inside}{OPENID}")]) {
+    let endpoint_path = issuer.url.path().trim_end_matches('/');
+    let paths =
+        DOCUMENTS.iter().flat_map(|document| [(*document).to_owned(), format!("{document}{endpoint_path}")]);
+    let lookup = async {
+        for path in paths.chain([format!("{endpoint_path}{OPENID_METADATA}")]) {
             if let Ok(response) =
                 issuer.service.request_origin(OriginRequest::get(path, HeaderMap::new())).await
                 && response.status.is_success()
             {
-                record_endpoints(&known, issuer, &response.body, began);
+                record_endpoints(&origin_endpoints, issuer, &response.body, began);
             }
         }
     };
     // After a timeout, unknown endpoints are looked up again at a later request.
-    let _ = tokio::time::timeout(LOOKUP_TIMEOUT, look).await;
-    *looked = Some(clock.now());
-    known.has(path, began)
+    let _ = tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await;
+    *last_lookup = Some(clock.now());
+    origin_endpoints.contains(path, began)
 }
 
 /// Records the endpoints that a document names.
-fn record_endpoints(known: &OriginEndpoints, issuer: &RouteIssuer<'_>, document: &Bytes, now: Instant) {
+fn record_endpoints(endpoints: &OriginEndpoints, issuer: &RouteIssuer<'_>, document: &Bytes, now: Instant) {
     let Ok(object) = JsonObject::read(document) else { return };
-    let urls: Vec<_> = ENDPOINTS.iter().filter_map(|member| object.string(member)).collect();
+    let urls: Vec<_> = ENDPOINT_MEMBERS.iter().filter_map(|member| object.string(member)).collect();
     let paths = urls.iter().filter_map(|url| issuer.strip_own_origin(url)?.split(['?', '#']).next());
     // The MCP endpoint is served as a route, with the route's policies.
     let is_endpoint =
         |path: &&str| path.starts_with('/') && *path != issuer.url.path() && !has_dot_segments(path);
-    known.insert(paths.filter(is_endpoint), now);
+    endpoints.insert(paths.filter(is_endpoint), now);
 }
 
 /// Returns the origin of a URL as `scheme://host:port`, with a lower-case host and an explicit port.
@@ -425,7 +435,7 @@ fn split_origin(url: &str) -> Option<(&str, &str)> {
     is_scheme.then(|| url.split_at(end))
 }
 
-fn quoted(text: &str) -> Vec<u8> {
+fn to_json(text: &str) -> Vec<u8> {
     serde_json::to_vec(text).expect("a string is written to memory")
 }
 
@@ -463,8 +473,8 @@ mod tests {
     #[test]
     fn documents_are_before_or_behind_the_path_of_a_route() {
         for path in [
-            OAUTH,
-            OPENID,
+            OAUTH_METADATA,
+            OPENID_METADATA,
             "/.well-known/oauth-authorization-server/mcp",
             "/a/mcp/.well-known/openid-configuration",
         ] {

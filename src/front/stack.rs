@@ -33,15 +33,15 @@ pub fn serve(
     config: Config,
     services: Vec<Arc<dyn proxy::RouteService>>,
     keys: impl Into<IdentityKeys>,
-    [leaving, stopping]: [DrainWatch; 2],
+    [drain_notice, stopping]: [DrainWatch; 2],
     clock: Arc<dyn Clock>,
     tracer: Tracer,
     net: &Network,
 ) -> Result<FrontHandle, Error> {
-    let tls = reload::acceptor(&config)?;
+    let tls = reload::tls_acceptor(&config)?;
     let listeners = listener::ListenerSet::bind(&config.listen, net)?;
     let listening: Vec<_> = listeners.addresses().collect();
-    let addresses = listening.iter().map(|one| one.address).collect();
+    let addresses = listening.iter().map(|socket| socket.address).collect();
     let IdentityKeys { principals, sessions } = keys.into();
     let shared = Arc::new(SharedState {
         principals,
@@ -54,23 +54,28 @@ pub fn serve(
         clock,
         tracer,
         idle: Arc::default(),
-        drain_notice: leaving,
+        drain_notice,
         limiter: net.limiter().cloned(),
     });
-    let front = Front::of(&config, services, Arc::clone(&shared));
-    let generations = SwapCell::new(StackGeneration { stack: stack(&front, &config), front, tls });
-    let (move_to, moves) = mpsc::unbounded_channel();
-    let task =
-        tokio::spawn(listener::accept(listeners, moves, generations.clone(), Arc::clone(&shared), stopping));
-    let renewal = ReloadHandle {
+    let front = Front::new(&config, services, Arc::clone(&shared));
+    let generations = SwapCell::new(StackGeneration { stack: build_stack(&front, &config), front, tls });
+    let (updates, update_receiver) = mpsc::unbounded_channel();
+    let task = tokio::spawn(listener::accept(
+        listeners,
+        update_receiver,
+        generations.clone(),
+        Arc::clone(&shared),
+        stopping,
+    ));
+    let reload_handle = ReloadHandle {
         generations,
-        stack,
+        stack: build_stack,
         shared,
         listening: listening.into(),
-        updates: move_to,
+        updates,
         net: net.clone(),
     };
-    Ok(FrontHandle { addresses, task, reload: Arc::new(renewal) })
+    Ok(FrontHandle { addresses, task, reload: Arc::new(reload_handle) })
 }
 
 /// The service inside all layers.
@@ -93,12 +98,12 @@ where
 /// Builds the stack of layers. No layer queues requests: each refuses what exceeds its limit, because a
 /// request's head is in memory by then, so waiting would save nothing. No layer boxes futures; only the
 /// access log entry and the items of a request are boxed.
-fn stack(front: &Arc<Front>, config: &Config) -> impl FrontStack + use<> {
+fn build_stack(front: &Arc<Front>, config: &Config) -> impl FrontStack + use<> {
     // The innermost service reads bodies within their limits, and determines the route and the principal.
-    let (places, fronts) = (front.call_permits.clone(), PerThread::from_fn(|| Arc::new(front.copy())));
-    let face = InnermostService(move |admitted| dispatch::serve(Arc::clone(fronts.local()), admitted));
+    let (permits, fronts) = (front.call_permits.clone(), PerThread::from_fn(|| Arc::new(front.copy())));
+    let innermost = InnermostService(move |admitted| dispatch::serve(Arc::clone(fronts.local()), admitted));
     // Load is shed before the body is read, so that the memory of bodies is bounded too.
-    let shed = LoadShed::new(face, places, config.limits.calls);
+    let shed = LoadShed::new(innermost, permits, config.limits.calls);
     // Tokens are checked before the request has a permit, and before its body is read: an unauthenticated
     // client uses no resources of others.
     let tokens = TokenAuth::new(shed, config.tokens.clone());

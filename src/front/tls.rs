@@ -52,24 +52,24 @@ impl TlsPaths {
 /// # Errors
 /// [`TlsError`] names the file and what is wrong with it.
 pub fn acceptor(paths: &TlsPaths, protocols: &[&[u8]]) -> Result<TlsAcceptor, TlsError> {
-    let chain = certificates(&paths.cert)?;
+    let chain = read_certificates(&paths.cert)?;
     let key = paths.key.read().map_err(|why| TlsError::Key { key: paths.key.clone(), why })?;
-    let pair = |source| TlsError::Pair { cert: paths.cert.clone(), key: paths.key.clone(), source };
+    let pair_error = |source| TlsError::Pair { cert: paths.cert.clone(), key: paths.key.clone(), source };
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(pair)?
+        .map_err(pair_error)?
         .with_no_client_auth()
         .with_single_cert(chain, key)
-        .map_err(pair)?;
+        .map_err(pair_error)?;
     config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let unread = |why| TlsError::Cert { path: path.to_owned(), why };
-    let bytes = read_pem(path).map_err(unread)?;
+fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let read_error = |why| TlsError::Cert { path: path.to_owned(), why };
+    let bytes = read_pem(path).map_err(read_error)?;
     let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&bytes).collect();
-    let chain = found.map_err(|error| unread(error.to_string()))?;
+    let chain = found.map_err(|error| read_error(error.to_string()))?;
     if chain.is_empty() {
         return Err(TlsError::NoCert { path: path.to_owned() });
     }

@@ -37,10 +37,10 @@ pub struct WriteTimeoutStream<S> {
     #[pin]
     stream: S,
     /// The configured `timeouts.write`.
-    patience: Duration,
+    write_timeout: Duration,
     /// Timer of a standstill. `None` while bytes move or none are pending, so that the timer costs an active
     /// connection no more than a pointer.
-    overdue: Option<Pin<Box<Sleep>>>,
+    standstill_timer: Option<Pin<Box<Sleep>>>,
 }
 
 /// The body of a response on HTTP/2, in portions.
@@ -49,7 +49,7 @@ pub(super) struct PortionedBody {
     #[pin]
     body: FrontBody,
     /// The unsent rest of the body's last frame; never empty.
-    rest: Option<BodyChunk>,
+    remainder: Option<BodyChunk>,
 }
 
 /// hyper's task of one HTTP/2 stream, which ends at a standstill.
@@ -57,8 +57,8 @@ pub(super) struct PortionedBody {
 pub(super) struct StreamTimeout<F> {
     #[pin]
     stream: F,
-    patience: Duration,
-    overdue: Option<Pin<Box<Sleep>>>,
+    write_timeout: Duration,
+    standstill_timer: Option<Pin<Box<Sleep>>>,
 }
 
 /// The result of hyper's last poll of a stream's body.
@@ -78,15 +78,15 @@ const PORTION: usize = 16 << 10;
 
 thread_local! {
     /// The result of the last poll of a body, set by the body for the [`StreamTimeout`] that polls it.
-    static GOT: Cell<BodyPoll> = const { Cell::new(BodyPoll::NotPolled) };
+    static LAST_BODY_POLL: Cell<BodyPoll> = const { Cell::new(BodyPoll::NotPolled) };
 }
 
 // === impl WriteTimeoutStream ===
 
 impl<S> WriteTimeoutStream<S> {
     /// Wraps a socket whose pending bytes may stand still for `write_timeout`.
-    pub const fn new(stream: S, patience: Duration) -> Self {
-        Self { stream, patience, overdue: None }
+    pub const fn new(stream: S, write_timeout: Duration) -> Self {
+        Self { stream, write_timeout, standstill_timer: None }
     }
 }
 
@@ -99,15 +99,15 @@ impl<S: PeerSocket> PeerSocket for WriteTimeoutStream<S> {
 /// Returns the result of a write, or the error `TimedOut` if it has been pending for `write_timeout`.
 fn check_write_timeout<T>(
     written: Poll<io::Result<T>>,
-    patience: Duration,
-    overdue: &mut Option<Pin<Box<Sleep>>>,
+    write_timeout: Duration,
+    standstill_timer: &mut Option<Pin<Box<Sleep>>>,
     cx: &mut Context<'_>,
 ) -> Poll<io::Result<T>> {
     if written.is_ready() {
-        *overdue = None;
+        *standstill_timer = None;
         return written;
     }
-    ready!(overdue.get_or_insert_with(|| Box::pin(sleep(patience))).as_mut().poll(cx));
+    ready!(standstill_timer.get_or_insert_with(|| Box::pin(sleep(write_timeout))).as_mut().poll(cx));
     Limit::Write.record_hit();
     Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
 }
@@ -121,7 +121,7 @@ impl<S: AsyncRead> AsyncRead for WriteTimeoutStream<S> {
 impl<S: AsyncWrite> AsyncWrite for WriteTimeoutStream<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.project();
-        check_write_timeout(this.stream.poll_write(cx, buf), *this.patience, this.overdue, cx)
+        check_write_timeout(this.stream.poll_write(cx, buf), *this.write_timeout, this.standstill_timer, cx)
     }
 
     fn poll_write_vectored(
@@ -130,7 +130,12 @@ impl<S: AsyncWrite> AsyncWrite for WriteTimeoutStream<S> {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.project();
-        check_write_timeout(this.stream.poll_write_vectored(cx, bufs), *this.patience, this.overdue, cx)
+        check_write_timeout(
+            this.stream.poll_write_vectored(cx, bufs),
+            *this.write_timeout,
+            this.standstill_timer,
+            cx,
+        )
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -139,7 +144,7 @@ impl<S: AsyncWrite> AsyncWrite for WriteTimeoutStream<S> {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.project();
-        check_write_timeout(this.stream.poll_flush(cx), *this.patience, this.overdue, cx)
+        check_write_timeout(this.stream.poll_flush(cx), *this.write_timeout, this.standstill_timer, cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -150,8 +155,8 @@ impl<S: AsyncWrite> AsyncWrite for WriteTimeoutStream<S> {
 // === impl PortionedBody ===
 
 impl PortionedBody {
-    pub(super) const fn of(body: FrontBody) -> Self {
-        Self { body, rest: None }
+    pub(super) const fn new(body: FrontBody) -> Self {
+        Self { body, remainder: None }
     }
 }
 
@@ -164,34 +169,34 @@ impl HttpBody for PortionedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<BodyChunk>, ResponseTruncated>>> {
         let this = self.project();
-        if this.rest.is_none() {
-            GOT.set(BodyPoll::Empty);
+        if this.remainder.is_none() {
+            LAST_BODY_POLL.set(BodyPoll::Empty);
             let frame = ready!(this.body.poll_frame(cx));
-            GOT.set(BodyPoll::Portion);
+            LAST_BODY_POLL.set(BodyPoll::Portion);
             match frame.map(|frame| frame.map(Frame::into_data)) {
-                Some(Ok(Ok(chunk))) => *this.rest = Some(chunk),
+                Some(Ok(Ok(chunk))) => *this.remainder = Some(chunk),
                 Some(Ok(Err(trailers))) => return Poll::Ready(Some(Ok(trailers))),
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None => return Poll::Ready(None),
             }
         }
-        GOT.set(BodyPoll::Portion);
-        let portion = this.rest.as_mut().map(|rest| rest.split_to(PORTION));
-        *this.rest = this.rest.take().filter(Buf::has_remaining);
+        LAST_BODY_POLL.set(BodyPoll::Portion);
+        let portion = this.remainder.as_mut().map(|rest| rest.split_to(PORTION));
+        *this.remainder = this.remainder.take().filter(Buf::has_remaining);
         Poll::Ready(portion.map(|portion| Ok(Frame::data(portion))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.rest.is_none() && self.body.is_end_stream()
+        self.remainder.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let rest = self.rest.as_ref().map_or(0, |rest| rest.remaining() as u64);
+        let remainder = self.remainder.as_ref().map_or(0, |rest| rest.remaining() as u64);
         let body = self.body.size_hint();
         let mut hint = SizeHint::new();
-        hint.set_lower(body.lower() + rest);
+        hint.set_lower(body.lower() + remainder);
         if let Some(upper) = body.upper() {
-            hint.set_upper(upper + rest);
+            hint.set_upper(upper + remainder);
         }
         hint
     }
@@ -200,8 +205,8 @@ impl HttpBody for PortionedBody {
 // === impl StreamTimeout ===
 
 impl<F> StreamTimeout<F> {
-    pub(super) const fn new(stream: F, patience: Duration) -> Self {
-        Self { stream, patience, overdue: None }
+    pub(super) const fn new(stream: F, write_timeout: Duration) -> Self {
+        Self { stream, write_timeout, standstill_timer: None }
     }
 }
 
@@ -211,18 +216,18 @@ impl<F: Future<Output = ()>> Future for StreamTimeout<F> {
     /// The future is ready also at the timeout. The stream is dropped then, and hyper resets it.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
-        GOT.set(BodyPoll::NotPolled);
+        LAST_BODY_POLL.set(BodyPoll::NotPolled);
         if this.stream.poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        match GOT.get() {
+        match LAST_BODY_POLL.get() {
             BodyPoll::NotPolled => {}
-            BodyPoll::Empty => *this.overdue = None,
-            BodyPoll::Portion => *this.overdue = Some(Box::pin(sleep(*this.patience))),
+            BodyPoll::Empty => *this.standstill_timer = None,
+            BodyPoll::Portion => *this.standstill_timer = Some(Box::pin(sleep(*this.write_timeout))),
         }
-        match this.overdue {
-            Some(overdue) => {
-                ready!(overdue.as_mut().poll(cx));
+        match this.standstill_timer {
+            Some(timer) => {
+                ready!(timer.as_mut().poll(cx));
                 Limit::Write.record_hit();
                 Poll::Ready(())
             }
@@ -239,12 +244,12 @@ mod tests {
         time::{Instant, advance, timeout},
     };
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
     /// A socket with a buffer of eight bytes, and its peer.
     fn socket() -> (WriteTimeoutStream<DuplexStream>, DuplexStream) {
         let (ours, theirs) = duplex(8);
-        (WriteTimeoutStream::new(ours, PATIENCE), theirs)
+        (WriteTimeoutStream::new(ours, WRITE_TIMEOUT), theirs)
     }
 
     #[expect(clippy::disallowed_methods, reason = "the time is paused")]
@@ -257,7 +262,7 @@ mod tests {
         let (mut ours, _theirs) = socket();
         let began = now();
         let error = ours.write_all(&[0; 9]).await.expect_err("the peer does not read");
-        assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, PATIENCE));
+        assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, WRITE_TIMEOUT));
     }
 
     #[tokio::test(start_paused = true)]
@@ -267,13 +272,13 @@ mod tests {
         let reader = async {
             let mut taken = 0;
             while taken < 100 {
-                advance(PATIENCE - Duration::from_secs(1)).await;
+                advance(WRITE_TIMEOUT - Duration::from_secs(1)).await;
                 taken += theirs.read(&mut [0; 1]).await.expect("it is still there");
             }
         };
         let (written, ()) = tokio::join!(ours.write_all(&[0; 100]), reader);
         written.expect("it was all taken");
-        assert!(began.elapsed() > PATIENCE * 90);
+        assert!(began.elapsed() > WRITE_TIMEOUT * 90);
     }
 
     #[tokio::test(start_paused = true)]
@@ -282,7 +287,7 @@ mod tests {
         for _ in 0..3 {
             ours.write_all(&[0; 8]).await.expect("there is room");
             // The buffer is full, but no more bytes are pending.
-            let read = timeout(PATIENCE * 100, ours.read(&mut [0; 1])).await;
+            let read = timeout(WRITE_TIMEOUT * 100, ours.read(&mut [0; 1])).await;
             assert!(read.is_err(), "it says nothing");
             theirs.read_exact(&mut [0; 8]).await.expect("it is there");
         }

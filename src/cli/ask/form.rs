@@ -22,7 +22,7 @@ pub(super) struct FormField {
     title: Option<String>,
     pub(super) description: Option<String>,
     /// Whether the field must be filled in. An optional field may be omitted from the response.
-    pub(super) required: bool,
+    pub(super) is_required: bool,
     /// The default as JSON, if it matches the schema.
     pub(super) default: Option<Bytes>,
     kind: FieldKind,
@@ -53,9 +53,9 @@ struct FieldChoice {
 }
 
 /// Returns the fields of an elicitation's `requestedSchema`, in its order; none without a schema.
-pub(super) fn fields(schema: Option<&Bytes>) -> Vec<FormField> {
+pub(super) fn read_fields(schema: Option<&Bytes>) -> Vec<FormField> {
     let Some(Ok(schema)) = schema.map(JsonObject::read) else { return Vec::new() };
-    let required: Vec<String> = member(&schema, "required").unwrap_or_default();
+    let required_keys: Vec<String> = read_member(&schema, "required").unwrap_or_default();
     let properties = schema.get("properties").and_then(|raw| JsonObject::read(&raw).ok());
     let members: Vec<_> = properties
         .iter()
@@ -63,33 +63,34 @@ pub(super) fn fields(schema: Option<&Bytes>) -> Vec<FormField> {
         .map(|(key, property)| (key.into_owned(), property))
         .collect();
     // Required fields must be filled in even if the schema does not describe them.
-    let undescribed = required.iter().filter(|key| members.iter().all(|(known, _)| known != *key));
+    let undescribed =
+        required_keys.iter().filter(|key| members.iter().all(|(described, _)| described != *key));
     let undescribed: Vec<_> = undescribed.map(|key| (key.clone(), Bytes::from_static(b"{}"))).collect();
     let field = |(key, property): (String, Bytes)| {
-        let required = required.contains(&key);
-        FormField::new(key, property, required)
+        let is_required = required_keys.contains(&key);
+        FormField::new(key, property, is_required)
     };
     members.into_iter().chain(undescribed).map(field).collect()
 }
 
 /// Builds the content of a form, as a JSON object, from keys and JSON values.
-pub(super) fn content<'a>(answers: impl IntoIterator<Item = (&'a str, &'a Bytes)>) -> String {
+pub(super) fn form_content<'a>(values: impl IntoIterator<Item = (&'a str, &'a Bytes)>) -> String {
     let members: Vec<_> =
-        answers.into_iter().map(|(key, answer)| format!("{}:{}", quoted(key), text(answer))).collect();
+        values.into_iter().map(|(key, answer)| format!("{}:{}", to_json_string(key), text(answer))).collect();
     format!("{{{}}}", members.join(","))
 }
 
 // === impl FormField ===
 
 impl FormField {
-    fn new(key: String, schema: Bytes, required: bool) -> Self {
+    fn new(key: String, schema: Bytes, is_required: bool) -> Self {
         let object = JsonObject::read(&schema).ok();
         let string = |name| object.as_ref().and_then(|object| object.string(name));
-        let kind = object.as_ref().map_or(FieldKind::Json, FieldKind::of);
+        let kind = object.as_ref().map_or(FieldKind::Json, FieldKind::from_schema);
         let mut field = Self {
             title: string("title"),
             description: string("description"),
-            required,
+            is_required,
             default: None,
             kind,
             key,
@@ -120,32 +121,32 @@ impl FormField {
                     Some("date-time") => Some("a date and time, as in 2026-07-28T10:30:00Z".to_owned()),
                     Some(_) | None => None,
                 });
-                parts.extend(self.bounds("minLength", "maxLength", " characters"));
+                parts.extend(self.describe_bounds("minLength", "maxLength", " characters"));
             }
             FieldKind::Number => {
                 let is_integer =
                     schema.as_ref().and_then(|schema| schema.string("type")).as_deref() == Some("integer");
                 parts.push(if is_integer { "a whole number" } else { "a number" }.to_owned());
-                parts.extend(self.bounds("minimum", "maximum", ""));
+                parts.extend(self.describe_bounds("minimum", "maximum", ""));
             }
             FieldKind::Boolean => parts.push("yes or no".to_owned()),
             FieldKind::One(choices) => parts.push(format!("a number from 1 to {}", choices.len())),
             FieldKind::Many(_) => {
                 parts.push("numbers separated by commas, or none".to_owned());
-                parts.extend(self.bounds("minItems", "maxItems", " of them"));
+                parts.extend(self.describe_bounds("minItems", "maxItems", " of them"));
             }
             FieldKind::Json => parts.push("as JSON".to_owned()),
         }
-        if !self.required {
+        if !self.is_required {
             parts.push("optional".to_owned());
         }
         parts.join("; ")
     }
 
-    fn bounds(&self, least: &str, most: &str, unit: &str) -> Option<String> {
+    fn describe_bounds(&self, min_key: &str, max_key: &str, unit: &str) -> Option<String> {
         let schema = JsonObject::read(&self.schema).ok()?;
         let bound = |key| schema.get(key).map(|raw| text(&raw).to_owned());
-        match (bound(least), bound(most)) {
+        match (bound(min_key), bound(max_key)) {
             (Some(least), Some(most)) => Some(format!("{least} to {most}{unit}")),
             (Some(least), None) => Some(format!("at least {least}{unit}")),
             (None, Some(most)) => Some(format!("at most {most}{unit}")),
@@ -164,7 +165,7 @@ impl FormField {
     }
 
     /// Returns a JSON value as it is displayed: the label of a choice, `yes` or `no`, text without quotes.
-    pub(super) fn shown(&self, value: &Bytes) -> String {
+    pub(super) fn display_value(&self, value: &Bytes) -> String {
         let label = |value: &Bytes, choices: &[FieldChoice]| {
             choices
                 .iter()
@@ -191,12 +192,12 @@ impl FormField {
     ///
     /// # Errors
     /// A text that says what the value must be, as in `must be a number`.
-    pub(super) fn read(&self, typed: &str) -> Result<Bytes, String> {
+    pub(super) fn parse(&self, typed: &str) -> Result<Bytes, String> {
         let value = match &self.kind {
             // An empty line means no value, so an empty text is typed as `""`.
             FieldKind::Text if typed == "\"\"" => Bytes::from_static(b"\"\""),
-            FieldKind::Text => quoted(typed).into(),
-            FieldKind::Number => json(typed.trim()).ok_or("must be a number")?,
+            FieldKind::Text => to_json_string(typed).into(),
+            FieldKind::Number => parse_json(typed.trim()).ok_or("must be a number")?,
             FieldKind::Boolean => match typed.trim().to_lowercase().as_str() {
                 "y" | "yes" | "true" => Bytes::from_static(b"true"),
                 "n" | "no" | "false" => Bytes::from_static(b"false"),
@@ -204,7 +205,7 @@ impl FormField {
             },
             FieldKind::One(choices) => choose(choices, typed)?,
             FieldKind::Many(choices) => choose_several(choices, typed)?,
-            FieldKind::Json => json(typed.trim()).ok_or("must be JSON; put text in double quotes")?,
+            FieldKind::Json => parse_json(typed.trim()).ok_or("must be JSON; put text in double quotes")?,
         };
         self.check(&value)?;
         Ok(value)
@@ -212,21 +213,21 @@ impl FormField {
 
     /// Validates a value by a form that has this field alone.
     fn check(&self, value: &Bytes) -> Result<(), String> {
-        let (key, schema) = (quoted(&self.key), text(&self.schema));
+        let (key, schema) = (to_json_string(&self.key), text(&self.schema));
         let params = format!(
             r#"{{"requestedSchema":{{"type":"object","properties":{{{key}:{schema}}},"required":[{key}]}}}}"#
         );
-        let question = InputRequest::new(InputKind::Elicitation, Some(&params.into()));
-        let answer = format!(r#"{{"action":"accept","content":{}}}"#, content([(&*self.key, value)]));
-        elicit::check_input_response(&question, &answer.into()).map(drop).map_err(|wrong| wrong.must)
+        let request = InputRequest::new(InputKind::Elicitation, Some(&params.into()));
+        let response = format!(r#"{{"action":"accept","content":{}}}"#, form_content([(&*self.key, value)]));
+        elicit::check_input_response(&request, &response.into()).map(drop).map_err(|error| error.must)
     }
 }
 
 // === impl FieldKind ===
 
 impl FieldKind {
-    fn of(schema: &JsonObject) -> Self {
-        if let Some(choices) = FieldChoice::of(schema) {
+    fn from_schema(schema: &JsonObject) -> Self {
+        if let Some(choices) = FieldChoice::read_all(schema) {
             return Self::One(choices);
         }
         match schema.string("type").as_deref() {
@@ -235,7 +236,7 @@ impl FieldKind {
             Some("boolean") => Self::Boolean,
             Some("array") => {
                 let items = schema.get("items").and_then(|raw| JsonObject::read(&raw).ok());
-                items.as_ref().and_then(FieldChoice::of).map_or(Self::Json, Self::Many)
+                items.as_ref().and_then(FieldChoice::read_all).map_or(Self::Json, Self::Many)
             }
             _ => Self::Json,
         }
@@ -247,9 +248,9 @@ impl FieldKind {
 impl FieldChoice {
     /// Reads the choices of a schema: `enum`, with `enumNames` of older servers, or constants with titles.
     /// `None` if it has none.
-    fn of(schema: &JsonObject) -> Option<Vec<Self>> {
+    fn read_all(schema: &JsonObject) -> Option<Vec<Self>> {
         if let Some(values) = schema.get("enum").and_then(|raw| items(&raw)) {
-            let names: Vec<String> = member(schema, "enumNames").unwrap_or_default();
+            let names: Vec<String> = read_member(schema, "enumNames").unwrap_or_default();
             let mut names = names.into_iter();
             let choice = |value: Bytes| Self { label: names.next().unwrap_or_else(|| label(&value)), value };
             return Some(values.into_iter().map(choice).collect()).filter(|all: &Vec<_>| !all.is_empty());
@@ -270,10 +271,10 @@ fn choose(choices: &[FieldChoice], typed: &str) -> Result<Bytes, String> {
     if let Some(choice) = typed.parse::<usize>().ok().and_then(|number| choices.get(number.checked_sub(1)?)) {
         return Ok(choice.value.clone());
     }
-    let same = |choice: &&FieldChoice| {
+    let is_match = |choice: &&FieldChoice| {
         label(&choice.value) == typed || choice.label.to_lowercase() == typed.to_lowercase()
     };
-    match choices.iter().find(same) {
+    match choices.iter().find(is_match) {
         Some(choice) => Ok(choice.value.clone()),
         None => Err(format!("must be a number from 1 to {}, or one of the values", choices.len())),
     }
@@ -308,17 +309,17 @@ fn text(raw: &Bytes) -> &str {
     std::str::from_utf8(raw).expect("JSON that was read is UTF-8")
 }
 
-fn quoted(text: &str) -> String {
+fn to_json_string(text: &str) -> String {
     serde_json::to_string(text).expect("a text is JSON")
 }
 
 /// Returns the typed text if it is JSON, with numbers unchanged.
-fn json(typed: &str) -> Option<Bytes> {
+fn parse_json(typed: &str) -> Option<Bytes> {
     let raw: Box<RawValue> = serde_json::from_str(typed).ok()?;
     Some(raw.get().to_owned().into())
 }
 
-fn member<T: serde::de::DeserializeOwned>(schema: &JsonObject, key: &str) -> Option<T> {
+fn read_member<T: serde::de::DeserializeOwned>(schema: &JsonObject, key: &str) -> Option<T> {
     serde_json::from_slice(&schema.get(key)?).ok()
 }
 
@@ -332,7 +333,7 @@ mod tests {
     }
 
     fn read(schema: &Value, typed: &str) -> Result<String, String> {
-        field(schema.clone()).read(typed).map(|raw| text(&raw).to_owned())
+        field(schema.clone()).parse(typed).map(|raw| text(&raw).to_owned())
     }
 
     #[test]
@@ -401,7 +402,7 @@ mod tests {
         assert_eq!((optional.name(), &*optional.hint()), ("x", "optional"));
         let titled = field(json!({ "title": "Color", "enum": ["r", "g"], "enumNames": ["Red"] }));
         assert_eq!((titled.name(), titled.menu()), ("Color", vec!["1  Red".to_owned(), "2  g".to_owned()]));
-        assert_eq!(titled.shown(&Bytes::from_static(b"\"r\"")), "Red");
+        assert_eq!(titled.display_value(&Bytes::from_static(b"\"r\"")), "Red");
     }
 
     #[test]
@@ -417,9 +418,9 @@ mod tests {
             br#"{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"boolean"}},"required":["a","q"]}"#,
         );
         let fields: Vec<_> =
-            fields(Some(&schema)).into_iter().map(|field| (field.key, field.required)).collect();
+            read_fields(Some(&schema)).into_iter().map(|field| (field.key, field.is_required)).collect();
         assert_eq!(fields, [("z".into(), false), ("a".into(), true), ("q".into(), true)]);
-        assert!(super::fields(None).is_empty());
-        assert!(super::fields(Some(&Bytes::from_static(b"[]"))).is_empty());
+        assert!(read_fields(None).is_empty());
+        assert!(read_fields(Some(&Bytes::from_static(b"[]"))).is_empty());
     }
 }

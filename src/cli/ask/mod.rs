@@ -13,7 +13,7 @@ mod terminal;
 
 pub use terminal::InputClosed;
 
-use super::printer::{self, Printer, inline};
+use super::printer::{self, Printer, to_single_line};
 use crate::{
     bridge::elicit,
     client::{ClientSupport, InputResponseMap, RequestedInput},
@@ -66,13 +66,13 @@ enum AnswerOption {
 pub struct InputResponder {
     /// Responses from `--answer`, by the key of their request. Each is used once; a key may have several, for
     /// repeated requests.
-    given: BTreeMap<String, VecDeque<AnswerOption>>,
+    options: BTreeMap<String, VecDeque<AnswerOption>>,
     /// Response to every sampling request (`--sampling`).
     sampling: Option<String>,
     /// Response to every request of roots (`--root`); empty if not given.
     roots: Vec<String>,
     /// The user, if input requests may be shown and answered on the terminal.
-    person: Option<Terminal>,
+    user: Option<Terminal>,
     /// The current directory as a file URI, if the user is at a terminal: the default response to a request
     /// of roots.
     current_dir: Option<String>,
@@ -101,32 +101,33 @@ pub enum ResponderError {
 
 impl InputResponder {
     /// Creates a responder. `requester` names the tool and the server.
-    pub fn new(args: AnswerArgs, who: String) -> Self {
-        let at_terminal = || io::stdin().is_terminal() && printer::is_terminal();
-        let asks = args.ask || (!args.no_ask && at_terminal());
-        let person = asks.then(|| Terminal::new(BufReader::new(io::stdin()), Printer::standard()));
-        let here = asks && at_terminal();
-        let here = here.then(env::current_dir).and_then(Result::ok).and_then(|here| file_uri(&here));
-        Self { current_dir: here, ..Self::with(args, who, person) }
+    pub fn new(args: AnswerArgs, requester: String) -> Self {
+        let at_terminal = || io::stdin().is_terminal() && printer::is_error_terminal();
+        let can_ask = args.ask || (!args.no_ask && at_terminal());
+        let user = can_ask.then(|| Terminal::new(BufReader::new(io::stdin()), Printer::standard()));
+        let has_current_dir = can_ask && at_terminal();
+        let current_dir =
+            has_current_dir.then(env::current_dir).and_then(Result::ok).and_then(|here| file_uri(&here));
+        Self { current_dir, ..Self::from_args(args, requester, user) }
     }
 
-    fn with(args: AnswerArgs, who: String, person: Option<Terminal>) -> Self {
-        let mut given: BTreeMap<_, VecDeque<_>> = BTreeMap::new();
+    fn from_args(args: AnswerArgs, requester: String, user: Option<Terminal>) -> Self {
+        let mut options: BTreeMap<_, VecDeque<_>> = BTreeMap::new();
         for (key, answer) in args.answers {
-            given.entry(key).or_default().push_back(answer);
+            options.entry(key).or_default().push_back(answer);
         }
-        Self { given, sampling: args.sampling, roots: args.roots, person, current_dir: None, requester: who }
+        Self { options, sampling: args.sampling, roots: args.roots, user, current_dir: None, requester }
     }
 
     /// Returns the capabilities to declare: those for which there are responses, and tasks if `tasks`. A
     /// response given by key could be for any kind of request.
-    pub fn declared(&self, tasks: bool) -> ClientSupport {
-        let anything = self.person.is_some() || !self.given.is_empty();
+    pub fn declared_support(&self, tasks: bool) -> ClientSupport {
+        let can_answer_any = self.user.is_some() || !self.options.is_empty();
         ClientSupport {
             tasks,
-            elicitation: anything,
-            sampling: anything || self.sampling.is_some(),
-            roots: anything || !self.roots.is_empty(),
+            elicitation: can_answer_any,
+            sampling: can_answer_any || self.sampling.is_some(),
+            roots: can_answer_any || !self.roots.is_empty(),
         }
     }
 
@@ -135,61 +136,63 @@ impl InputResponder {
     /// # Errors
     /// [`ResponderError`] if a request has no valid response. The user is not asked if that is known
     /// beforehand.
-    pub async fn answer(&mut self, questions: &[RequestedInput]) -> Result<InputResponseMap, ResponderError> {
-        let mut known = Vec::with_capacity(questions.len());
-        for RequestedInput { key, method, request } in questions {
+    pub async fn respond(&mut self, requests: &[RequestedInput]) -> Result<InputResponseMap, ResponderError> {
+        let mut supported = Vec::with_capacity(requests.len());
+        for RequestedInput { key, method, request } in requests {
             let unknown = || ResponderError::UnsupportedMethod { key: key.clone(), method: method.clone() };
-            known.push((key, request.as_ref().ok_or_else(unknown)?));
+            supported.push((key, request.as_ref().ok_or_else(unknown)?));
         }
-        if self.person.is_none() {
-            let open =
-                questions.iter().zip(&known).filter(|(_, (key, question))| !self.has_answer(key, question));
-            let open: Vec<_> = open.map(|(asked, _)| asked.clone()).collect();
-            if !open.is_empty() {
-                return Err(ResponderError::NoAnswers(open));
+        if self.user.is_none() {
+            let unanswerable = requests
+                .iter()
+                .zip(&supported)
+                .filter(|(_, (key, question))| !self.has_option(key, question));
+            let unanswerable: Vec<_> = unanswerable.map(|(request, _)| request.clone()).collect();
+            if !unanswerable.is_empty() {
+                return Err(ResponderError::NoAnswers(unanswerable));
             }
         }
-        let mut answers = InputResponseMap::new();
-        for (key, question) in known {
-            let answer = match (self.take_option(key, question), &mut self.person) {
+        let mut responses = InputResponseMap::new();
+        for (key, request) in supported {
+            let response = match (self.take_option(key, request), &mut self.user) {
                 (Some(answer), _) => answer,
-                (None, Some(person)) => {
-                    let who = format!("{} ({key})", self.requester);
-                    prompt::ask(person, &who, question, self.current_dir.as_deref()).await?
+                (None, Some(user)) => {
+                    let requester = format!("{} ({key})", self.requester);
+                    prompt::ask(user, &requester, request, self.current_dir.as_deref()).await?
                 }
                 (None, None) => unreachable!("missing responses have been reported above"),
             };
-            elicit::check_input_response(question, &Bytes::copy_from_slice(answer.as_bytes()))
+            elicit::check_input_response(request, &Bytes::copy_from_slice(response.as_bytes()))
                 .map_err(|source| ResponderError::InvalidResponse { key: key.clone(), source })?;
-            let answer = RawValue::from_string(answer).expect("a validated response is JSON");
-            answers.insert(key.clone(), answer);
+            let response = RawValue::from_string(response).expect("a validated response is JSON");
+            responses.insert(key.clone(), response);
         }
-        Ok(answers)
+        Ok(responses)
     }
 
     /// Returns the keys of `--answer` options that were not used.
-    pub fn unused(&self) -> impl Iterator<Item = &str> {
-        self.given.iter().filter(|(_, answers)| !answers.is_empty()).map(|(key, _)| key.as_str())
+    pub fn unused_keys(&self) -> impl Iterator<Item = &str> {
+        self.options.iter().filter(|(_, answers)| !answers.is_empty()).map(|(key, _)| key.as_str())
     }
 
-    fn has_answer(&self, key: &str, question: &InputRequest) -> bool {
-        self.given.get(key).is_some_and(|answers| !answers.is_empty())
-            || match question.kind() {
+    fn has_option(&self, key: &str, request: &InputRequest) -> bool {
+        self.options.get(key).is_some_and(|answers| !answers.is_empty())
+            || match request.kind() {
                 InputKind::Elicitation => false,
                 InputKind::Sampling => self.sampling.is_some(),
                 InputKind::Roots => !self.roots.is_empty(),
             }
     }
 
-    fn take_option(&mut self, key: &str, question: &InputRequest) -> Option<String> {
-        if let Some(given) = self.given.get_mut(key).and_then(VecDeque::pop_front) {
-            return Some(given.into_response(question));
+    fn take_option(&mut self, key: &str, request: &InputRequest) -> Option<String> {
+        if let Some(option) = self.options.get_mut(key).and_then(VecDeque::pop_front) {
+            return Some(option.into_response(request));
         }
-        match question.kind() {
+        match request.kind() {
             InputKind::Elicitation => None,
-            InputKind::Sampling => self.sampling.as_deref().map(prompt::message),
+            InputKind::Sampling => self.sampling.as_deref().map(prompt::sampling_response),
             InputKind::Roots => {
-                Some(&self.roots).filter(|roots| !roots.is_empty()).map(|roots| prompt::roots(roots))
+                Some(&self.roots).filter(|roots| !roots.is_empty()).map(|roots| prompt::roots_response(roots))
             }
         }
     }
@@ -198,7 +201,7 @@ impl InputResponder {
 // === impl AnswerOption ===
 
 impl AnswerOption {
-    fn into_response(self, question: &InputRequest) -> String {
+    fn into_response(self, request: &InputRequest) -> String {
         let object = match self {
             Self::Action(action) => return format!(r#"{{"action":"{action}"}}"#),
             Self::Object(object) => object,
@@ -206,8 +209,8 @@ impl AnswerOption {
         let raw = String::from_utf8_lossy(&object).into_owned();
         // A form may have a field `action`, but hardly with one of these values.
         let action = JsonObject::read(&object).ok().and_then(|object| object.string("action"));
-        let is_answer = matches!(action.as_deref(), Some("accept" | "decline" | "cancel"));
-        if question.kind() == InputKind::Elicitation && !is_answer {
+        let is_whole_response = matches!(action.as_deref(), Some("accept" | "decline" | "cancel"));
+        if request.kind() == InputKind::Elicitation && !is_whole_response {
             return format!(r#"{{"action":"accept","content":{raw}}}"#);
         }
         raw
@@ -215,12 +218,12 @@ impl AnswerOption {
 }
 
 /// Lists the input requests, and how to respond to them.
-fn list(questions: &[RequestedInput]) -> String {
-    let line = |asked: &RequestedInput| {
-        let message = asked.message().map(|message| format!(": {message}")).unwrap_or_default();
-        format!("\n{}", inline(&format!("{} ({}){message}", asked.key, asked.method)))
+fn list(requests: &[RequestedInput]) -> String {
+    let line = |request: &RequestedInput| {
+        let message = request.message().map(|message| format!(": {message}")).unwrap_or_default();
+        format!("\n{}", to_single_line(&format!("{} ({}){message}", request.key, request.method)))
     };
-    questions.iter().map(line).collect::<String>()
+    requests.iter().map(line).collect::<String>()
         + "\nanswer with `--answer KEY=JSON`, `--sampling` or `--root`, or on a terminal (`--ask`)"
 }
 
@@ -250,11 +253,13 @@ fn text_or_file(text: &str) -> Result<String, InvalidValue> {
 
 /// Parses a root, which is a file URI (2026-07-28, *Roots, Data Types*).
 fn root(text: &str) -> Result<String, InvalidValue> {
-    let odd = |hint: String| Err(InvalidValue(format!("`{text}` is not a file URI; {hint}")));
+    let invalid = |hint: String| Err(InvalidValue(format!("`{text}` is not a file URI; {hint}")));
     match text.strip_prefix("file://") {
         Some(path) if path.starts_with('/') && !path.contains(char::is_whitespace) => Ok(text.to_owned()),
-        None if text.starts_with('/') => odd(format!("did you mean `file://{}`?", text.replace(' ', "%20"))),
-        Some(_) | None => odd("write it as in `file:///home/ada/project`".to_owned()),
+        None if text.starts_with('/') => {
+            invalid(format!("did you mean `file://{}`?", text.replace(' ', "%20")))
+        }
+        Some(_) | None => invalid("write it as in `file:///home/ada/project`".to_owned()),
     }
 }
 
@@ -291,7 +296,7 @@ mod tests {
         )
     }
 
-    fn asker(words: &[&str], typed: Option<&'static str>) -> InputResponder {
+    fn responder(words: &[&str], typed: Option<&'static str>) -> InputResponder {
         #[derive(clap::Parser)]
         struct Words {
             #[command(flatten)]
@@ -299,11 +304,11 @@ mod tests {
         }
         let args = <Words as clap::Parser>::parse_from([&["call"], words].concat()).args;
         let person = typed.map(|typed| Terminal::new(typed.as_bytes(), Printer::new(io::sink(), io::sink())));
-        InputResponder::with(args, "tool".into(), person)
+        InputResponder::from_args(args, "tool".into(), person)
     }
 
     async fn answer(asker: &mut InputResponder, questions: &[RequestedInput]) -> Result<Vec<String>, String> {
-        let answers = asker.answer(questions).await.map_err(|error| error.to_string())?;
+        let answers = asker.respond(questions).await.map_err(|error| error.to_string())?;
         Ok(answers.iter().map(|(key, answer)| format!("{key}={answer}")).collect())
     }
 
@@ -331,23 +336,23 @@ mod tests {
             "--root",
             "file:///a",
         ];
-        let mut asker = asker(&words, None);
+        let mut asker = responder(&words, None);
         assert_eq!(
             answer(&mut asker, &questions).await.unwrap(),
             [
                 r#"r={"roots":[{"uri":"file:///a"}]}"#.to_owned(),
-                format!("s={}", prompt::message("hi")),
+                format!("s={}", prompt::sampling_response("hi")),
                 r#"url={"action":"accept"}"#.to_owned(),
                 r#"who={"action":"accept","content":{"name": "Ada"}}"#.to_owned(),
             ]
         );
-        assert_eq!(asker.unused().count(), 0);
+        assert_eq!(asker.unused_keys().count(), 0);
     }
 
     #[tokio::test]
     async fn each_response_option_is_used_once_and_the_user_is_asked_for_the_rest() {
         let twice = ["--answer", r#"who={"name":"A"}"#, "--answer", r#"who={"action":"decline"}"#];
-        let mut asker = asker(&twice, Some("Eve\n\n"));
+        let mut asker = responder(&twice, Some("Eve\n\n"));
         for expected in [
             r#"who={"action":"accept","content":{"name":"A"}}"#,
             r#"who={"action":"decline"}"#,
@@ -360,20 +365,21 @@ mod tests {
     #[tokio::test]
     async fn an_unanswerable_request_is_reported_with_the_options() {
         let roots = input_request("r", r#"{"method":"roots/list"}"#);
-        let error = answer(&mut asker(&["--root", "file:///a"], None), &[roots, form()]).await.unwrap_err();
+        let error =
+            answer(&mut responder(&["--root", "file:///a"], None), &[roots, form()]).await.unwrap_err();
         assert_eq!(
             error,
             "the server requests input, and no answers are available\nwho (elicitation/create): Who?\nanswer with `--answer KEY=JSON`, `--sampling` or `--root`, or on a terminal (`--ask`)"
         );
-        let mut wrong = asker(&["--answer", r#"who={"name":7}"#, "--answer", "other={}"], None);
+        let mut wrong = responder(&["--answer", r#"who={"name":7}"#, "--answer", "other={}"], None);
         assert_eq!(
             answer(&mut wrong, &[form()]).await.unwrap_err(),
             "the response to `who` is not valid: `content.name` must be a string"
         );
-        assert_eq!(wrong.unused().collect::<Vec<_>>(), ["other"]);
+        assert_eq!(wrong.unused_keys().collect::<Vec<_>>(), ["other"]);
         let vendor = input_request("v", r#"{"method":"vendor/ask"}"#);
         assert_eq!(
-            answer(&mut asker(&[], Some("\n")), &[vendor]).await.unwrap_err(),
+            answer(&mut responder(&[], Some("\n")), &[vendor]).await.unwrap_err(),
             "this client does not support input requests of the method `vendor/ask` (`v`)"
         );
     }
@@ -381,7 +387,8 @@ mod tests {
     #[test]
     fn only_supported_capabilities_are_declared() {
         let declared = |words: &[&str], typed| {
-            let ClientSupport { tasks, elicitation, sampling, roots } = asker(words, typed).declared(true);
+            let ClientSupport { tasks, elicitation, sampling, roots } =
+                responder(words, typed).declared_support(true);
             assert!(tasks);
             [elicitation, sampling, roots]
         };

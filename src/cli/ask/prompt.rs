@@ -51,43 +51,43 @@ enum FieldInput {
 /// [`ResponderError`] if there is no response, so that the call cannot continue.
 pub(super) async fn ask(
     terminal: &mut Terminal,
-    who: &str,
-    question: &InputRequest,
-    here: Option<&str>,
+    requester: &str,
+    request: &InputRequest,
+    current_dir: Option<&str>,
 ) -> Result<String, ResponderError> {
-    let params = question.params().and_then(|params| JsonObject::read(&params).ok());
-    let say = |name| params.as_ref().and_then(|params: &JsonObject| params.string(name));
-    match question.kind() {
+    let params = request.params().and_then(|params| JsonObject::read(&params).ok());
+    let text = |name| params.as_ref().and_then(|params: &JsonObject| params.string(name));
+    match request.kind() {
         InputKind::Elicitation => {
-            let message = say("message").unwrap_or_default();
-            match say("mode").as_deref() {
+            let message = text("message").unwrap_or_default();
+            match text("mode").as_deref() {
                 None | Some("form") => {
-                    introduce(terminal, &format!("{who} requests input:"), &message);
+                    introduce(terminal, &format!("{requester} requests input:"), &message);
                     let schema = params.and_then(|params| params.get("requestedSchema"));
-                    Ok(fill_form(terminal, form::fields(schema.as_ref())).await?)
+                    Ok(fill_form(terminal, form::read_fields(schema.as_ref())).await?)
                 }
                 Some("url") => {
-                    introduce(terminal, &format!("{who} asks you to visit a URL:"), &message);
-                    Ok(confirm_visit(terminal, &say("url").unwrap_or_default()).await?)
+                    introduce(terminal, &format!("{requester} asks you to visit a URL:"), &message);
+                    Ok(confirm_visit(terminal, &text("url").unwrap_or_default()).await?)
                 }
                 Some(mode) => Err(ResponderError::UnsupportedMode(mode.to_owned())),
             }
         }
         InputKind::Sampling => {
-            introduce(terminal, &format!("{who} requests a message, as a model would write it:"), "");
+            introduce(terminal, &format!("{requester} requests a message, as a model would write it:"), "");
             ask_message(terminal, params.as_ref()).await
         }
         InputKind::Roots => {
-            introduce(terminal, &format!("{who} requests the directories you work in."), "");
-            ask_roots(terminal, here).await
+            introduce(terminal, &format!("{requester} requests the directories you work in."), "");
+            ask_roots(terminal, current_dir).await
         }
     }
 }
 
 /// Prints who requests input, and quotes the message.
-fn introduce(terminal: &mut Terminal, who_asks: &str, message: &str) {
+fn introduce(terminal: &mut Terminal, heading: &str, message: &str) {
     terminal.print_line("");
-    terminal.print_line(who_asks);
+    terminal.print_line(heading);
     if !message.is_empty() {
         terminal.quote(message);
     }
@@ -105,29 +105,29 @@ async fn fill_form(terminal: &mut Terminal, fields: Vec<FormField>) -> Result<St
     let mut filled: BTreeMap<&str, Bytes> = BTreeMap::new();
     loop {
         for field in &fields {
-            let before = filled.remove(&*field.key);
-            match fill_field(terminal, field, before.or_else(|| field.default.clone())).await? {
+            let previous = filled.remove(&*field.key);
+            match fill_field(terminal, field, previous.or_else(|| field.default.clone())).await? {
                 FieldInput::Value(value) => drop(filled.insert(&field.key, value)),
                 FieldInput::Omitted => {}
-                FieldInput::Action(choice) => return Ok(without_content(choice)),
+                FieldInput::Action(choice) => return Ok(action_response(choice)),
             }
         }
-        let given = || fields.iter().filter_map(|field| Some((field, filled.get(&*field.key)?)));
+        let filled_fields = || fields.iter().filter_map(|field| Some((field, filled.get(&*field.key)?)));
         if !fields.is_empty() {
             terminal.print_line("");
         }
-        for (field, value) in given() {
-            terminal.print_line(&format!("  {}: {}", field.name(), field.shown(value)));
+        for (field, value) in filled_fields() {
+            terminal.print_line(&format!("  {}: {}", field.name(), field.display_value(value)));
         }
-        let change = if fields.is_empty() { "" } else { "e edits, " };
-        let prompt = format!("Send? Enter sends, {change}d declines, c cancels >");
-        match choose(terminal, &prompt, !fields.is_empty()).await? {
+        let edit_hint = if fields.is_empty() { "" } else { "e edits, " };
+        let prompt = format!("Send? Enter sends, {edit_hint}d declines, c cancels >");
+        match ask_action(terminal, &prompt, !fields.is_empty()).await? {
             FormAction::Accept => {
-                let content = form::content(given().map(|(field, value)| (&*field.key, value)));
+                let content = form::form_content(filled_fields().map(|(field, value)| (&*field.key, value)));
                 return Ok(format!(r#"{{"action":"accept","content":{content}}}"#));
             }
             FormAction::Edit => {}
-            choice @ (FormAction::Decline | FormAction::Cancel) => return Ok(without_content(choice)),
+            choice @ (FormAction::Decline | FormAction::Cancel) => return Ok(action_response(choice)),
         }
     }
 }
@@ -147,32 +147,36 @@ async fn fill_field(
         terminal.print_line(&format!("    {line}"));
     }
     let prompt = match &default {
-        Some(default) => format!("  [{}] >", field.shown(default)),
+        Some(default) => format!("  [{}] >", field.display_value(default)),
         None => "  >".to_owned(),
     };
     loop {
-        let typed = terminal.read(&prompt).await?;
-        let wrong = match (typed.trim(), &default) {
+        let typed = terminal.read_line(&prompt).await?;
+        let problem = match (typed.trim(), &default) {
             (DECLINE, _) => return Ok(FieldInput::Action(FormAction::Decline)),
             (CANCEL, _) => return Ok(FieldInput::Action(FormAction::Cancel)),
             ("", Some(default)) => return Ok(FieldInput::Value(default.clone())),
-            ("", None) | (SKIP, _) if !field.required => return Ok(FieldInput::Omitted),
+            ("", None) | (SKIP, _) if !field.is_required => return Ok(FieldInput::Omitted),
             ("", None) | (SKIP, _) => "is required".to_owned(),
-            (_, _) => match field.read(&typed) {
+            (_, _) => match field.parse(&typed) {
                 Ok(value) => return Ok(FieldInput::Value(value)),
                 Err(wrong) => wrong,
             },
         };
-        terminal.print_line(&format!("  {} {wrong}.", field.name()));
+        terminal.print_line(&format!("  {} {problem}.", field.name()));
     }
 }
 
 /// Asks for the action on a completed form, or on a request without fields.
-async fn choose(terminal: &mut Terminal, prompt: &str, can_change: bool) -> Result<FormAction, InputClosed> {
+async fn ask_action(
+    terminal: &mut Terminal,
+    prompt: &str,
+    can_edit: bool,
+) -> Result<FormAction, InputClosed> {
     loop {
-        match terminal.read(prompt).await?.trim().to_lowercase().as_str() {
+        match terminal.read_line(prompt).await?.trim().to_lowercase().as_str() {
             "" | "a" | "accept" | "y" | "yes" => return Ok(FormAction::Accept),
-            "e" | "edit" if can_change => return Ok(FormAction::Edit),
+            "e" | "edit" if can_edit => return Ok(FormAction::Edit),
             "d" | "decline" | "n" | "no" | DECLINE => return Ok(FormAction::Decline),
             "c" | "cancel" | CANCEL => return Ok(FormAction::Cancel),
             _ => {}
@@ -180,7 +184,7 @@ async fn choose(terminal: &mut Terminal, prompt: &str, can_change: bool) -> Resu
     }
 }
 
-fn without_content(choice: FormAction) -> String {
+fn action_response(choice: FormAction) -> String {
     let action = match choice {
         FormAction::Accept | FormAction::Edit => "accept",
         FormAction::Decline => "decline",
@@ -199,7 +203,7 @@ async fn confirm_visit(terminal: &mut Terminal, url: &str) -> Result<String, Inp
         terminal.print_line(&format!("  {line}"));
     }
     let prompt = "Enter once you have visited it, d declines, c cancels >";
-    Ok(without_content(choose(terminal, prompt, false).await?))
+    Ok(action_response(ask_action(terminal, prompt, false).await?))
 }
 
 /// Returns lines with the host of a URL, and warnings about it.
@@ -237,7 +241,7 @@ async fn ask_message(terminal: &mut Terminal, params: Option<&JsonObject>) -> Re
     ));
     let mut lines: Vec<String> = Vec::new();
     loop {
-        let line = match terminal.read(">").await {
+        let line = match terminal.read_line(">").await {
             Err(InputClosed::Ended) if !lines.is_empty() => break,
             line => line?,
         };
@@ -247,11 +251,11 @@ async fn ask_message(terminal: &mut Terminal, params: Option<&JsonObject>) -> Re
             _ => lines.push(line),
         }
     }
-    Ok(message(&lines.join("\n")))
+    Ok(sampling_response(&lines.join("\n")))
 }
 
 /// Formats a text as the response to a sampling request, a message of a model.
-pub(super) fn message(text: &str) -> String {
+pub(super) fn sampling_response(text: &str) -> String {
     json!({
         "role": "assistant",
         "content": { "type": "text", "text": text },
@@ -272,27 +276,27 @@ fn conversation_lines(params: &JsonObject) -> Vec<String> {
         let content = message.get("content").unwrap_or_default();
         let blocks = String::from_utf8_lossy(&content);
         let blocks = if blocks.starts_with('[') { blocks.into_owned() } else { format!("[{blocks}]") };
-        let shown = RawValue::from_string(format!(r#"{{"content":{blocks}}}"#));
-        let shown = shown.map_or_else(|_| blocks, |raw| result_text(&raw));
-        lines.push(format!("{role}: {shown}"));
+        let content = RawValue::from_string(format!(r#"{{"content":{blocks}}}"#));
+        let content_text = content.map_or_else(|_| blocks, |raw| result_text(&raw));
+        lines.push(format!("{role}: {content_text}"));
     }
-    if let Some(most) = params.get("maxTokens") {
-        lines.push(format!("(at most {} tokens)", String::from_utf8_lossy(&most)));
+    if let Some(max_tokens) = params.get("maxTokens") {
+        lines.push(format!("(at most {} tokens)", String::from_utf8_lossy(&max_tokens)));
     }
     lines
 }
 
-async fn ask_roots(terminal: &mut Terminal, here: Option<&str>) -> Result<String, ResponderError> {
-    let skip = if here.is_some() { format!("{SKIP} returns none, ") } else { String::new() };
+async fn ask_roots(terminal: &mut Terminal, current_dir: Option<&str>) -> Result<String, ResponderError> {
+    let skip_hint = if current_dir.is_some() { format!("{SKIP} returns none, ") } else { String::new() };
     terminal.print_line(&format!(
-        "Type one per line, as in file:///home/ada/project; an empty line ends the list, {skip}{DECLINE} cancels the call."
+        "Type one per line, as in file:///home/ada/project; an empty line ends the list, {skip_hint}{DECLINE} cancels the call."
     ));
-    let first = here.map(|here| format!("[{here}] >"));
+    let first = current_dir.map(|here| format!("[{here}] >"));
     let mut roots = Vec::new();
     loop {
-        let default = here.filter(|_| roots.is_empty());
+        let default = current_dir.filter(|_| roots.is_empty());
         let prompt = first.as_deref().filter(|_| default.is_some()).unwrap_or(">");
-        let typed = match terminal.read(prompt).await {
+        let typed = match terminal.read_line(prompt).await {
             Err(InputClosed::Ended) if !roots.is_empty() => break,
             typed => typed?,
         };
@@ -309,11 +313,11 @@ async fn ask_roots(terminal: &mut Terminal, here: Option<&str>) -> Result<String
             },
         }
     }
-    Ok(self::roots(&roots))
+    Ok(roots_response(&roots))
 }
 
 /// Formats the response to a request of roots.
-pub(super) fn roots(uris: &[String]) -> String {
+pub(super) fn roots_response(uris: &[String]) -> String {
     let roots: Vec<_> = uris.iter().map(|uri| json!({ "uri": uri })).collect();
     json!({ "roots": roots }).to_string()
 }
@@ -325,7 +329,7 @@ mod tests {
     use crate::cli::printer::{Printer, tests::Screen};
     use expect_test::{Expect, expect};
 
-    fn question(kind: InputKind, params: &str) -> InputRequest {
+    fn input_request(kind: InputKind, params: &str) -> InputRequest {
         InputRequest::new(kind, Some(&Bytes::copy_from_slice(params.as_bytes())))
     }
 
@@ -341,13 +345,13 @@ mod tests {
         (answer.map_err(|error| error.to_string()), printed)
     }
 
-    async fn answered(question: &InputRequest, typed: &'static str, expected: &str) {
+    async fn assert_response(question: &InputRequest, typed: &'static str, expected: &str) {
         let (answer, printed) = talk(question, typed).await;
         assert_eq!(answer.as_deref(), Ok(expected), "{printed}");
     }
 
     fn booking() -> InputRequest {
-        question(
+        input_request(
             InputKind::Elicitation,
             r#"{"message":"When?","requestedSchema":{"type":"object","properties":{
                 "date":{"type":"string","format":"date","title":"Date"},
@@ -358,7 +362,7 @@ mod tests {
         )
     }
 
-    fn shows(printed: &str, expected: Expect) {
+    fn assert_printed(printed: &str, expected: Expect) {
         // Typed lines follow their prompts on a terminal, but not on a pipe.
         let printed: Vec<_> = printed.lines().map(str::trim_end).collect();
         expected.assert_eq(&format!("{}\n", printed.join("\n")));
@@ -373,7 +377,7 @@ mod tests {
                 r#"{"action":"accept","content":{"date":"2026-08-01","party":4,"seat":"Terrace","note":"-"}}"#
             )
         );
-        shows(
+        assert_printed(
             &printed,
             expect![[r#"
 
@@ -403,7 +407,7 @@ mod tests {
 
     #[tokio::test]
     async fn optional_fields_can_be_skipped_and_defaults_accepted() {
-        answered(
+        assert_response(
             &booking(),
             "2026-08-01\n\n\n/skip\n\n",
             r#"{"action":"accept","content":{"date":"2026-08-01","party":2}}"#,
@@ -416,7 +420,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_form_can_be_changed_before_it_is_sent() {
-        answered(
+        assert_response(
             &booking(),
             "2026-08-01\n3\n1\n\ne\n\n5\n\nx\naccept\n",
             r#"{"action":"accept","content":{"date":"2026-08-01","party":5,"seat":"Inside","note":"x"}}"#,
@@ -432,11 +436,11 @@ mod tests {
             ("2026-08-01\n\n\n\nwhat\nd\n", "decline"),
             ("2026-08-01\n\n\n\nc\n", "cancel"),
         ] {
-            answered(&booking(), typed, &format!(r#"{{"action":"{action}"}}"#)).await;
+            assert_response(&booking(), typed, &format!(r#"{{"action":"{action}"}}"#)).await;
         }
-        let confirm = question(InputKind::Elicitation, r#"{"message":"Really?","mode":"form"}"#);
-        answered(&confirm, "\n", r#"{"action":"accept","content":{}}"#).await;
-        answered(&confirm, "n\n", r#"{"action":"decline"}"#).await;
+        let confirm = input_request(InputKind::Elicitation, r#"{"message":"Really?","mode":"form"}"#);
+        assert_response(&confirm, "\n", r#"{"action":"accept","content":{}}"#).await;
+        assert_response(&confirm, "n\n", r#"{"action":"decline"}"#).await;
     }
 
     #[tokio::test]
@@ -447,13 +451,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_url_is_shown_with_its_host_and_visited_or_declined() {
-        let visit = question(
+        let visit = input_request(
             InputKind::Elicitation,
             r#"{"mode":"url","message":"Sign in.","url":"https://login.example.com@xn--exmple-cua.com/a?b"}"#,
         );
         let (answer, printed) = talk(&visit, "?\n\n").await;
         assert_eq!(answer.as_deref(), Ok(r#"{"action":"accept"}"#));
-        shows(
+        assert_printed(
             &printed,
             expect![[r#"
 
@@ -468,12 +472,12 @@ mod tests {
                 Enter once you have visited it, d declines, c cancels > Enter once you have visited it, d declines, c cancels >
             "#]],
         );
-        answered(&visit, "d\n", r#"{"action":"decline"}"#).await;
-        answered(&visit, "c\n", r#"{"action":"cancel"}"#).await;
+        assert_response(&visit, "d\n", r#"{"action":"decline"}"#).await;
+        assert_response(&visit, "c\n", r#"{"action":"cancel"}"#).await;
         assert_eq!(url_warnings("https://example.com/"), ["Host: example.com"]);
         assert!(url_warnings("http://example.com/")[1].contains("not encrypted"));
         assert!(url_warnings("javascript:alert(1)")[0].starts_with("Warning"));
-        let other = question(InputKind::Elicitation, r#"{"mode":"voice","message":"?"}"#);
+        let other = input_request(InputKind::Elicitation, r#"{"mode":"voice","message":"?"}"#);
         assert_eq!(
             talk(&other, "\n").await.0.unwrap_err(),
             "this client does not support elicitation mode `voice`"
@@ -488,21 +492,21 @@ mod tests {
                 "type": "string", "title": forged, "description": forged, "enum": ["b"], "enumNames": [forged],
             } },
         } });
-        let (_, printed) = talk(&question(InputKind::Elicitation, &params.to_string()), "1\n\n").await;
+        let (_, printed) = talk(&input_request(InputKind::Elicitation, &params.to_string()), "1\n\n").await;
         let begins = printed.lines().filter(|line| line.starts_with("Send?")).count();
         assert!(begins == 1 && !printed.contains('\u{1b}'), "{printed}");
     }
 
     #[tokio::test]
     async fn a_sampling_message_is_typed_by_the_user() {
-        let sampling = question(
+        let sampling = input_request(
             InputKind::Sampling,
             r#"{"systemPrompt":"Be brief.","messages":[{"role":"user","content":{"type":"text","text":"Hi\nthere"}},
                {"role":"assistant","content":[{"type":"image","mimeType":"image/png","data":"AAAA"}]}],"maxTokens":100}"#,
         );
         let (answer, printed) = talk(&sampling, "one\n\ntwo\n.\n").await;
-        assert_eq!(answer, Ok(message("one\n\ntwo")));
-        shows(
+        assert_eq!(answer, Ok(sampling_response("one\n\ntwo")));
+        assert_printed(
             &printed,
             expect![[r#"
 
@@ -516,7 +520,7 @@ mod tests {
             > > > >
         "#]],
         );
-        answered(&sampling, "one", &message("one")).await;
+        assert_response(&sampling, "one", &sampling_response("one")).await;
         assert_eq!(
             talk(&sampling, "one\n/decline\n").await.0.unwrap_err(),
             ResponderError::Declined.to_string()
@@ -526,13 +530,13 @@ mod tests {
     #[tokio::test]
     async fn roots_are_typed_line_by_line() {
         let question = InputRequest::new(InputKind::Roots, None);
-        answered(
+        assert_response(
             &question,
             "file:///a\n/b\nfile:///c\n\n",
             r#"{"roots":[{"uri":"file:///a"},{"uri":"file:///c"}]}"#,
         )
         .await;
-        answered(&question, "\n", r#"{"roots":[]}"#).await;
+        assert_response(&question, "\n", r#"{"roots":[]}"#).await;
     }
 
     #[tokio::test]

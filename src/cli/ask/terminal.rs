@@ -17,7 +17,7 @@ const MAX_LINE: u64 = 1 << 20;
 /// Ctrl-C.
 pub(super) struct Terminal {
     /// Requests for one line each, with the sender for the line; `None` is sent at the end of the input.
-    wanted: mpsc::Sender<oneshot::Sender<io::Result<Option<String>>>>,
+    line_requests: mpsc::Sender<oneshot::Sender<io::Result<Option<String>>>>,
     printer: Printer,
 }
 
@@ -35,14 +35,14 @@ pub enum InputClosed {
 impl Terminal {
     /// Starts the thread that reads `input`. Prompts are printed by `printer`.
     pub(super) fn new(mut input: impl BufRead + Send + 'static, printer: Printer) -> Self {
-        let (wanted, requests) = mpsc::channel::<oneshot::Sender<_>>();
+        let (line_requests, requests) = mpsc::channel::<oneshot::Sender<_>>();
         // The thread ends with the process at the latest.
         thread::spawn(move || {
             for request in requests {
                 let _ = request.send(read_line(&mut input));
             }
         });
-        Self { wanted, printer }
+        Self { line_requests, printer }
     }
 
     /// Prints one line, which may contain text of a server.
@@ -56,11 +56,11 @@ impl Terminal {
     }
 
     /// Prints a prompt, and reads the next line, without its line break.
-    pub(super) async fn read(&mut self, prompt: &str) -> Result<String, InputClosed> {
+    pub(super) async fn read_line(&mut self, prompt: &str) -> Result<String, InputClosed> {
         self.printer.prompt(prompt);
-        let (request, answer) = oneshot::channel();
-        self.wanted.send(request).map_err(|_| InputClosed::Ended)?;
-        answer.await.map_err(|_| InputClosed::Ended)??.ok_or(InputClosed::Ended)
+        let (request, line) = oneshot::channel();
+        self.line_requests.send(request).map_err(|_| InputClosed::Ended)?;
+        line.await.map_err(|_| InputClosed::Ended)??.ok_or(InputClosed::Ended)
     }
 }
 
@@ -71,8 +71,8 @@ fn read_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     if bytes.is_empty() {
         return Ok(None);
     }
-    let whole = bytes.ends_with(b"\n");
-    if !whole && limited.limit() == 0 {
+    let is_whole = bytes.ends_with(b"\n");
+    if !is_whole && limited.limit() == 0 {
         return Err(io::Error::other(format!("a line is longer than {MAX_LINE} bytes")));
     }
     let text = String::from_utf8(bytes).map_err(|_| io::Error::other("a line is not UTF-8"))?;
@@ -91,19 +91,19 @@ mod tests {
     async fn lines_are_read_one_by_one_until_the_input_ends() {
         let mut terminal = Terminal::new(&b"one\r\n\nlast"[..], nowhere());
         for expected in ["one", "", "last"] {
-            assert_eq!(terminal.read(">").await.unwrap(), expected);
+            assert_eq!(terminal.read_line(">").await.unwrap(), expected);
         }
-        assert!(matches!(terminal.read(">").await, Err(InputClosed::Ended)));
-        assert!(matches!(terminal.read(">").await, Err(InputClosed::Ended)), "and stays so");
+        assert!(matches!(terminal.read_line(">").await, Err(InputClosed::Ended)));
+        assert!(matches!(terminal.read_line(">").await, Err(InputClosed::Ended)), "and stays so");
     }
 
     #[tokio::test]
     async fn a_line_that_is_not_utf8_or_too_long_is_an_error() {
         let mut terminal = Terminal::new(&b"caf\xe9\n"[..], nowhere());
-        let error = terminal.read(">").await.unwrap_err().to_string();
+        let error = terminal.read_line(">").await.unwrap_err().to_string();
         assert_eq!(error, "cannot read standard input: a line is not UTF-8");
         let long = vec![b'x'; 1 + usize::try_from(MAX_LINE).unwrap()];
         let mut terminal = Terminal::new(io::Cursor::new(long), nowhere());
-        assert!(matches!(terminal.read(">").await, Err(InputClosed::Unreadable(_))));
+        assert!(matches!(terminal.read_line(">").await, Err(InputClosed::Unreadable(_))));
     }
 }

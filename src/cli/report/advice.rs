@@ -17,12 +17,12 @@ pub(super) struct ThresholdAdvice {
 }
 
 /// Minimum number of calls for a recommendation.
-const FEW: u64 = 20;
+const MIN_CALLS: u64 = 20;
 /// Default timeout of clients that are built with the MCP SDKs.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum recommended threshold, in seconds: half of the shortest timeout of common clients (30 s), with a
 /// margin.
-const LONGEST: u64 = 10;
+const MAX_THRESHOLD_SECONDS: u64 = 10;
 /// The default threshold, in seconds. A longer threshold makes clients wait longer, and is recommended only
 /// if it avoids most tasks.
 const DEFAULT_SECONDS: u64 = 5;
@@ -43,62 +43,76 @@ pub(super) fn share_over(calls: &LatencySnapshot, threshold: Duration) -> f64 {
 
 /// Returns the recommendation for a tool with these calls, of which `timed_out` timed out and `departed` were
 /// abandoned by their clients.
-pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> ThresholdAdvice {
-    let keep = |reason: String| ThresholdAdvice { setting: None, reason };
-    if calls.count < FEW {
-        return keep(format!("{} calls are too few for a recommendation; {FEW} are needed", calls.count));
+pub(super) fn recommend(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> ThresholdAdvice {
+    let no_change = |reason: String| ThresholdAdvice { setting: None, reason };
+    if calls.count < MIN_CALLS {
+        return no_change(format!(
+            "{} calls are too few for a recommendation; {MIN_CALLS} are needed",
+            calls.count
+        ));
     }
-    let over = |seconds| share_over(calls, Duration::from_secs(seconds));
-    let shown = |share: f64| percent(share);
-    let lost = timed_out + departed;
-    let given_up = match lost {
+    let share_above = |seconds| share_over(calls, Duration::from_secs(seconds));
+    let shown = |share: f64| format_percent(share);
+    let abandoned = timed_out + departed;
+    let abandoned_text = match abandoned {
         0 => String::new(),
-        lost => format!(", and {lost} ended because the client or the server timed out or disconnected"),
+        abandoned => {
+            format!(", and {abandoned} ended because the client or the server timed out or disconnected")
+        }
     };
     if calls.longest_us < 1_000_000 {
-        return keep("every call ended within 1 s: no threshold makes a difference".to_owned());
+        return no_change("every call ended within 1 s: no threshold makes a difference".to_owned());
     }
-    if over(30) > 0.5 {
+    if share_above(30) > 0.5 {
         let setting = Some("mode: always".to_owned());
         return ThresholdAdvice {
             setting,
             reason: format!(
-                "{} of the calls take longer than 30 s{given_up}: a task from the start saves the wait",
-                shown(over(30))
+                "{} of the calls take longer than 30 s{abandoned_text}: a task from the start saves the wait",
+                shown(share_above(30))
             ),
         };
     }
-    let mut possible = THRESHOLDS.into_iter().filter(|seconds| *seconds <= LONGEST);
-    let seldom = possible.find(|seconds| over(*seconds) <= TARGET_TASK_SHARE);
-    let keeps_few = |seconds: &u64| {
-        *seconds <= DEFAULT_SECONDS || over(DEFAULT_SECONDS) - over(*seconds) <= MAX_WAITING_SHARE
+    let mut candidates = THRESHOLDS.into_iter().filter(|seconds| *seconds <= MAX_THRESHOLD_SECONDS);
+    let rarely_exceeded = candidates.find(|seconds| share_above(*seconds) <= TARGET_TASK_SHARE);
+    let is_short_wait = |seconds: &u64| {
+        *seconds <= DEFAULT_SECONDS
+            || share_above(DEFAULT_SECONDS) - share_above(*seconds) <= MAX_WAITING_SHARE
     };
     // If many calls are slow at any threshold, the shortest threshold with hardly more tasks is recommended.
-    let spared =
-        || THRESHOLDS.into_iter().find(|seconds| over(*seconds) - over(DEFAULT_SECONDS) <= NEGLIGIBLE_SHARE);
-    let seconds = seldom.filter(keeps_few).or_else(spared).unwrap_or(DEFAULT_SECONDS);
-    let share = over(seconds);
-    let give_up = share_over(calls, CLIENT_TIMEOUT);
-    let why = match () {
-        () if give_up > 0.0 => {
-            format!("{} take longer than 60 s, when most clients give up{given_up}", shown(give_up))
+    let fallback = || {
+        THRESHOLDS
+            .into_iter()
+            .find(|seconds| share_above(*seconds) - share_above(DEFAULT_SECONDS) <= NEGLIGIBLE_SHARE)
+    };
+    let seconds = rarely_exceeded.filter(is_short_wait).or_else(fallback).unwrap_or(DEFAULT_SECONDS);
+    let share = share_above(seconds);
+    let over_client_timeout = share_over(calls, CLIENT_TIMEOUT);
+    let detail = match () {
+        () if over_client_timeout > 0.0 => {
+            format!(
+                "{} take longer than 60 s, when most clients give up{abandoned_text}",
+                shown(over_client_timeout)
+            )
         }
-        () if lost > 0 => format!("{lost} ended because the client or the server timed out or disconnected"),
-        () => format!("the longest took {}", seconds_of(calls.longest_us)),
+        () if abandoned > 0 => {
+            format!("{abandoned} ended because the client or the server timed out or disconnected")
+        }
+        () => format!("the longest took {}", format_micros(calls.longest_us)),
     };
     let next = THRESHOLDS.into_iter().find(|next| *next > seconds).unwrap_or(seconds);
-    let longer = match share > TARGET_TASK_SHARE {
-        true => format!(", {} with {next} s", shown(over(next))),
+    let next_text = match share > TARGET_TASK_SHARE {
+        true => format!(", {} with {next} s", shown(share_above(next))),
         false => String::new(),
     };
     ThresholdAdvice {
         setting: Some(format!("after: {seconds}s")),
-        reason: format!("{} of the calls would become tasks{longer}; {why}", shown(share)),
+        reason: format!("{} of the calls would become tasks{next_text}; {detail}", shown(share)),
     }
 }
 
 /// Formats a share; 0 % and 100 % are exact.
-pub(super) fn percent(share: f64) -> String {
+pub(super) fn format_percent(share: f64) -> String {
     match share * 100.0 {
         0.0 => "0 %".to_owned(),
         less if less < 1.0 => "<1 %".to_owned(),
@@ -108,7 +122,7 @@ pub(super) fn percent(share: f64) -> String {
 }
 
 /// Formats a duration with two or three significant digits.
-pub(super) fn seconds_of(micros: u64) -> String {
+pub(super) fn format_micros(micros: u64) -> String {
     let seconds = micros as f64 / 1e6;
     match seconds {
         _ if micros < 1_000 => format!("{micros}us"),
@@ -183,16 +197,16 @@ mod tests {
                 "0 % of the calls would become tasks; the longest took 8.0s",
             ),
         ] {
-            let found = advice(&calls(times), timed_out, 0);
+            let found = recommend(&calls(times), timed_out, 0);
             assert_eq!((found.setting.as_deref(), &*found.reason), (setting, reason), "{times:?}");
         }
     }
 
     #[test]
     fn shares_and_durations_are_formatted_for_display() {
-        let shares = [0.0, 0.001, 0.5, 0.999, 1.0].map(percent);
+        let shares = [0.0, 0.001, 0.5, 0.999, 1.0].map(format_percent);
         assert_eq!(shares, ["0 %", "<1 %", "50 %", ">99 %", "100 %"]);
-        let times = [7, 70_000, 1_500_000, 59_000_000, 300_000_000, 86_400_000_000].map(seconds_of);
+        let times = [7, 70_000, 1_500_000, 59_000_000, 300_000_000, 86_400_000_000].map(format_micros);
         assert_eq!(times, ["7us", "70ms", "1.5s", "59s", "5min", "24h"]);
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct LogSummary {
     /// counted as [`OTHER`], as in the metrics, because clients can invent names.
     pub(super) tools: BTreeMap<(String, String), LoggedCalls>,
     /// Tools without a successful call so far, with the same limit.
-    unproven: BTreeMap<(String, String), LoggedCalls>,
+    without_success: BTreeMap<(String, String), LoggedCalls>,
     /// Number of lines that were read.
     pub(super) lines: u64,
     /// Timestamps of the first and the last call, as logged.
@@ -40,7 +40,7 @@ pub(super) struct LogSummary {
 }
 
 /// Maximum number of bytes of a line that are kept. Lines of deferral are shorter.
-const LONGEST: usize = 64 << 10;
+const MAX_LINE_BYTES: usize = 64 << 10;
 
 // === impl LogSummary ===
 
@@ -49,65 +49,67 @@ impl LogSummary {
     ///
     /// # Errors
     /// An error if the log cannot be read.
-    pub(super) fn read(mut from: impl BufRead) -> io::Result<Self> {
+    pub(super) fn read(mut input: impl BufRead) -> io::Result<Self> {
         let (mut log, mut line) = (Self::default(), Vec::new());
-        while next_line(&mut from, &mut line)? {
+        while read_line(&mut input, &mut line)? {
             log.lines += 1;
-            match fields(&String::from_utf8_lossy(&line)) {
-                Some(fields) => log.take(&fields),
+            match parse_fields(&String::from_utf8_lossy(&line)) {
+                Some(fields) => log.count_line(&fields),
                 None => log.foreign += 1,
             }
         }
-        log.merge_unproven();
+        log.merge_without_success();
         Ok(log)
     }
 
-    fn take(&mut self, fields: &BTreeMap<String, String>) {
+    fn count_line(&mut self, fields: &BTreeMap<String, String>) {
         let text = |name: &str| fields.get(name).map(String::as_str);
         match text("logger") {
-            Some("deferral::access") => self.take_request(text),
-            Some("deferral::task") if text("event") == Some("transition") => self.take_task(text),
+            Some("deferral::access") => self.count_request(text),
+            Some("deferral::task") if text("event") == Some("transition") => self.count_task(text),
             _ => {}
         }
     }
 
     /// Counts a call, unless it became a task, whose end is another line, or fetched the result of a ticket.
-    fn take_request<'a>(&mut self, text: impl Fn(&str) -> Option<&'a str>) {
-        let micros = |name| text(name)?.parse().ok().map(Duration::from_micros);
-        let (Some(route), Some(tool), Some(outcome)) = (text("route"), text("target"), text("outcome"))
+    fn count_request<'a>(&mut self, field: impl Fn(&str) -> Option<&'a str>) {
+        let micros = |name| field(name)?.parse().ok().map(Duration::from_micros);
+        let (Some(route), Some(tool), Some(outcome)) = (field("route"), field("target"), field("outcome"))
         else {
             return;
         };
-        let is_call = text("method") == Some("tools/call") && text("shown").is_none();
+        let is_call = field("method") == Some("tools/call") && field("shown").is_none();
         if !is_call || matches!(outcome, "task" | "refused" | "input_required") {
             return;
         }
-        let took = micros("upstream_us").unwrap_or_default() + micros("own_us").unwrap_or_default();
-        self.extend_period(text("timestamp"));
-        let seen = self.tool(route, tool, outcome == "result");
+        let duration = micros("upstream_us").unwrap_or_default() + micros("own_us").unwrap_or_default();
+        self.extend_period(field("timestamp"));
+        let entry = self.tool_entry(route, tool, outcome == "result");
         if matches!(outcome, "tool_error" | "server_error" | "upstream_failed" | "proxy_failed") {
-            return seen.failed.record(took);
+            return entry.failed.record(duration);
         }
-        seen.calls.record(took);
-        seen.timed_out += u64::from(outcome == "timed_out");
-        seen.departed += u64::from(outcome == "departed");
+        entry.calls.record(duration);
+        entry.timed_out += u64::from(outcome == "timed_out");
+        entry.departed += u64::from(outcome == "departed");
     }
 
-    fn take_task<'a>(&mut self, text: impl Fn(&str) -> Option<&'a str>) {
-        let (Some(route), Some(tool), Some(to)) = (text("route"), text("tool"), text("to")) else { return };
-        if text("from") == Some("call") {
-            self.tool(route, tool, false).tasks += 1;
+    fn count_task<'a>(&mut self, field: impl Fn(&str) -> Option<&'a str>) {
+        let (Some(route), Some(tool), Some(to)) = (field("route"), field("tool"), field("to")) else {
+            return;
+        };
+        if field("from") == Some("call") {
+            self.tool_entry(route, tool, false).tasks += 1;
         }
-        let millis = text("took_ms").and_then(|millis| millis.parse::<f64>().ok());
-        if let Some(took) = millis.and_then(|millis| Duration::try_from_secs_f64(millis / 1e3).ok()) {
-            self.extend_period(text("timestamp"));
-            let is_real = to == "completed" && text("tool_error").is_none();
-            let seen = self.tool(route, tool, is_real);
+        let millis = field("took_ms").and_then(|millis| millis.parse::<f64>().ok());
+        if let Some(duration) = millis.and_then(|millis| Duration::try_from_secs_f64(millis / 1e3).ok()) {
+            self.extend_period(field("timestamp"));
+            let has_succeeded = to == "completed" && field("tool_error").is_none();
+            let entry = self.tool_entry(route, tool, has_succeeded);
             if to == "failed" {
-                return seen.failed.record(took);
+                return entry.failed.record(duration);
             }
-            seen.calls.record(took);
-            seen.departed += u64::from(to == "cancelled");
+            entry.calls.record(duration);
+            entry.departed += u64::from(to == "cancelled");
         }
     }
 
@@ -126,17 +128,17 @@ impl LogSummary {
     }
 
     /// Returns the entry of a tool. `has_succeeded` is set if a call of the tool ended without an error.
-    fn tool(&mut self, route: &str, tool: &str, is_real: bool) -> &mut LoggedCalls {
+    fn tool_entry(&mut self, route: &str, tool: &str, has_succeeded: bool) -> &mut LoggedCalls {
         let mut key = (route.to_owned(), tool.to_owned());
         if !self.tools.contains_key(&key) {
-            let is_full = is_full(if is_real { &self.tools } else { &self.unproven }, route);
-            match is_real {
+            let is_full = is_full(if has_succeeded { &self.tools } else { &self.without_success }, route);
+            match has_succeeded {
                 true if !is_full => {
-                    let before = self.unproven.remove(&key).unwrap_or_default();
-                    self.tools.insert(key.clone(), before);
+                    let calls = self.without_success.remove(&key).unwrap_or_default();
+                    self.tools.insert(key.clone(), calls);
                 }
-                false if !is_full || self.unproven.contains_key(&key) => {
-                    return self.unproven.entry(key).or_default();
+                false if !is_full || self.without_success.contains_key(&key) => {
+                    return self.without_success.entry(key).or_default();
                 }
                 true | false => OTHER.clone_into(&mut key.1),
             }
@@ -145,40 +147,40 @@ impl LogSummary {
     }
 
     /// Counts the tools without a successful call as [`OTHER`].
-    fn merge_unproven(&mut self) {
-        for ((route, _), seen) in std::mem::take(&mut self.unproven) {
+    fn merge_without_success(&mut self) {
+        for ((route, _), entry) in std::mem::take(&mut self.without_success) {
             let others = self.tools.entry((route, OTHER.to_owned())).or_default();
-            others.calls.merge(&seen.calls);
-            others.failed.merge(&seen.failed);
-            others.timed_out += seen.timed_out;
-            others.departed += seen.departed;
-            others.tasks += seen.tasks;
+            others.calls.merge(&entry.calls);
+            others.failed.merge(&entry.failed);
+            others.timed_out += entry.timed_out;
+            others.departed += entry.departed;
+            others.tasks += entry.tasks;
         }
     }
 }
 
 /// Whether the route has its maximum number of tools.
 fn is_full(tools: &BTreeMap<(String, String), LoggedCalls>, route: &str) -> bool {
-    let from = (route.to_owned(), String::new());
-    tools.range(from..).take_while(|((of, _), _)| of == route).take(TOOLS).count() == TOOLS
+    let start = (route.to_owned(), String::new());
+    tools.range(start..).take_while(|((tool_route, _), _)| tool_route == route).take(TOOLS).count() == TOOLS
 }
 
 /// Reads one line without its line break, keeping at most [`MAX_LINE_BYTES`] bytes. Returns false at the end
 /// of the log.
-fn next_line(from: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
-    let mut any = false;
+    let mut has_line = false;
     loop {
-        let there = from.fill_buf()?;
-        if there.is_empty() {
-            return Ok(any);
+        let buffer = input.fill_buf()?;
+        if buffer.is_empty() {
+            return Ok(has_line);
         }
-        any = true;
-        let end = there.iter().position(|byte| *byte == b'\n');
-        let of_line = &there[..end.unwrap_or(there.len())];
-        line.extend_from_slice(&of_line[..of_line.len().min(LONGEST - line.len())]);
-        let read = end.map_or(there.len(), |end| end + 1);
-        from.consume(read);
+        has_line = true;
+        let end = buffer.iter().position(|byte| *byte == b'\n');
+        let part = &buffer[..end.unwrap_or(buffer.len())];
+        line.extend_from_slice(&part[..part.len().min(MAX_LINE_BYTES - line.len())]);
+        let read = end.map_or(buffer.len(), |end| end + 1);
+        input.consume(read);
         if end.is_some() {
             return Ok(true);
         }
@@ -186,7 +188,7 @@ fn next_line(from: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
 }
 
 /// Parses the fields of a line of deferral, in either format; `None` for a line of another program.
-fn fields(line: &str) -> Option<BTreeMap<String, String>> {
+fn parse_fields(line: &str) -> Option<BTreeMap<String, String>> {
     if line.starts_with('{') {
         let object: BTreeMap<String, Value> = serde_json::from_str(line).ok()?;
         object.contains_key("logger").then_some(())?;
@@ -400,7 +402,7 @@ mod tests {
 
         #[test]
         fn any_fields_whatever_can_be_read(line in "1970 INFO deferral::access: [a-z=\" \\\\{}]{0,60}") {
-            let _ = fields(&line);
+            let _ = parse_fields(&line);
         }
     }
 }

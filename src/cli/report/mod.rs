@@ -7,11 +7,11 @@ mod advice;
 mod log;
 
 use super::{
-    DONE, FAILED, operator,
-    printer::{Printer, inline},
+    EXIT_FAILURE, EXIT_SUCCESS, operator,
+    printer::{Printer, to_single_line},
 };
 use crate::telemetry::metrics::LatencySnapshot;
-use advice::{THRESHOLDS, ThresholdAdvice, advice, percent, seconds_of, share_over};
+use advice::{THRESHOLDS, ThresholdAdvice, format_micros, format_percent, recommend, share_over};
 use clap::ValueHint;
 use log::LogSummary;
 use serde::{Deserialize, Serialize};
@@ -94,31 +94,31 @@ struct RowFigures {
 }
 
 /// Width of a full bar, in characters.
-const BAR: usize = 30;
+const BAR_WIDTH: usize = 30;
 
 /// Prints the report and returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
-    let found = match &args.log {
-        Some(path) => rows_of_log(path, printer),
-        None => rows_of_proxy(&args.address).await,
+    let rows = match &args.log {
+        Some(path) => read_log(path, printer),
+        None => query_proxy(&args.address).await,
     };
-    match found {
+    match rows {
         Err(error) => {
             printer.error(error);
-            return FAILED;
+            return EXIT_FAILURE;
         }
         Ok(tools) if args.json => printer.json(&tools),
-        Ok(tools) => print(&tools, printer),
+        Ok(tools) => print_report(&tools, printer),
     }
-    DONE
+    EXIT_SUCCESS
 }
 
-async fn rows_of_proxy(address: &operator::AdminArgs) -> Result<Vec<ReportRow>, String> {
-    let body = address.operator()?.get("/tools").await.map_err(|error| address.explain(&error))?;
+async fn query_proxy(address: &operator::AdminArgs) -> Result<Vec<ReportRow>, String> {
+    let body = address.client()?.get("/tools").await.map_err(|error| address.explain(&error))?;
     let tools: Vec<ToolResponse> = serde_json::from_slice(&body)
         .map_err(|error| format!("unexpected response, perhaps of another version of deferral: {error}"))?;
     Ok(sorted(tools.into_iter().map(|tool| {
-        ReportRow::of(&RowFigures {
+        ReportRow::from_figures(&RowFigures {
             name: (tool.route, tool.tool),
             period: (Some(tool.since), None),
             calls: tool.calls.without(&tool.failed_calls),
@@ -130,12 +130,12 @@ async fn rows_of_proxy(address: &operator::AdminArgs) -> Result<Vec<ReportRow>, 
     })))
 }
 
-fn rows_of_log(path: &Path, printer: &mut Printer) -> Result<Vec<ReportRow>, String> {
-    let read = match path.to_str() {
+fn read_log(path: &Path, printer: &mut Printer) -> Result<Vec<ReportRow>, String> {
+    let summary = match path.to_str() {
         Some("-") => LogSummary::read(io::stdin().lock()),
         _ => File::open(path).and_then(|file| LogSummary::read(BufReader::new(file))),
     };
-    let log = read.map_err(|error| format!("{}: {error}", path.display()))?;
+    let log = summary.map_err(|error| format!("{}: {error}", path.display()))?;
     if log.foreign > 0 {
         printer.note(format_args!(
             "note: {} of {} lines are not from a log of deferral",
@@ -143,15 +143,15 @@ fn rows_of_log(path: &Path, printer: &mut Printer) -> Result<Vec<ReportRow>, Str
         ));
     }
     let (since, until) = log.period.unzip();
-    let tools = log.tools.into_iter().map(|(name, seen)| {
-        ReportRow::of(&RowFigures {
+    let tools = log.tools.into_iter().map(|(name, calls)| {
+        ReportRow::from_figures(&RowFigures {
             name,
             period: (since.clone(), until.clone()),
-            calls: seen.calls.snapshot(),
-            failed: seen.failed.snapshot(),
-            timed_out: seen.timed_out,
-            departed: seen.departed,
-            tasks: seen.tasks,
+            calls: calls.calls.snapshot(),
+            failed: calls.failed.snapshot(),
+            timed_out: calls.timed_out,
+            departed: calls.departed,
+            tasks: calls.tasks,
         })
     });
     Ok(sorted(tools))
@@ -167,7 +167,7 @@ fn sorted(tools: impl Iterator<Item = ReportRow>) -> Vec<ReportRow> {
     tools
 }
 
-fn print(tools: &[ReportRow], printer: &mut Printer) {
+fn print_report(tools: &[ReportRow], printer: &mut Printer) {
     let Some(ReportRow { since, until, .. }) = tools.first() else {
         printer.line("no tool calls have ended yet");
         return;
@@ -212,14 +212,14 @@ fn table(tools: &[ReportRow]) -> Vec<String> {
 // === impl ReportRow ===
 
 impl ReportRow {
-    fn of(figures: &RowFigures) -> Self {
+    fn from_figures(figures: &RowFigures) -> Self {
         let RowFigures { name: (route, tool), period: (since, until), calls, failed, .. } = figures;
         let &RowFigures { timed_out, departed, tasks, .. } = figures;
-        let within = |of: &LatencySnapshot, share| {
-            let time = of.quantile(share)?;
+        let quantile_us = |latencies: &LatencySnapshot, share| {
+            let time = latencies.quantile(share)?;
             Some(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
         };
-        let longest = |of: &LatencySnapshot| (of.count > 0).then_some(of.longest_us);
+        let longest = |latencies: &LatencySnapshot| (latencies.count > 0).then_some(latencies.longest_us);
         let threshold =
             |seconds| ThresholdShare { seconds, share: share_over(calls, Duration::from_secs(seconds)) };
         Self {
@@ -229,38 +229,50 @@ impl ReportRow {
             until: until.clone(),
             calls: calls.count,
             errors: failed.count,
-            p50_us: within(calls, 0.5),
-            p90_us: within(calls, 0.9),
-            p99_us: within(calls, 0.99),
+            p50_us: quantile_us(calls, 0.5),
+            p90_us: quantile_us(calls, 0.9),
+            p99_us: quantile_us(calls, 0.99),
             max_us: longest(calls),
-            errors_p50_us: within(failed, 0.5),
+            errors_p50_us: quantile_us(failed, 0.5),
             errors_max_us: longest(failed),
             timed_out,
             departed,
             tasks,
             thresholds: THRESHOLDS.into_iter().map(threshold).collect(),
-            advice: advice(calls, timed_out, departed),
+            advice: recommend(calls, timed_out, departed),
         }
     }
 
     /// Returns the cells of the row, in the order of [`HEADINGS`].
     fn row(&self) -> [String; 11] {
         let Self { route, tool, calls, errors, timed_out, departed, tasks, .. } = self;
-        let [p50, p90, p99, max] = [self.p50_us, self.p90_us, self.p99_us, self.max_us].map(time);
+        let [p50, p90, p99, max] = [self.p50_us, self.p90_us, self.p99_us, self.max_us].map(format_time);
         let counts = [calls, errors, timed_out, departed, tasks].map(ToString::to_string);
         let [calls, errors, timed_out, departed, tasks] = counts;
-        [inline(route), inline(tool), calls, errors, timed_out, departed, tasks, p50, p90, p99, max]
+        [
+            to_single_line(route),
+            to_single_line(tool),
+            calls,
+            errors,
+            timed_out,
+            departed,
+            tasks,
+            p50,
+            p90,
+            p99,
+            max,
+        ]
     }
 
     fn lines(&self) -> Vec<String> {
-        let mut lines = vec![format!("{} {}", inline(&self.route), inline(&self.tool))];
+        let mut lines = vec![format!("{} {}", to_single_line(&self.route), to_single_line(&self.tool))];
         for ThresholdShare { seconds, share } in &self.thresholds {
-            let filled = (share * BAR as f64).ceil() as usize;
-            let bar = "█".repeat(filled) + &"·".repeat(BAR.saturating_sub(filled));
-            lines.push(format!("  over {seconds:>2} s  {bar} {:>6}", percent(*share)));
+            let filled = (share * BAR_WIDTH as f64).ceil() as usize;
+            let bar = "█".repeat(filled) + &"·".repeat(BAR_WIDTH.saturating_sub(filled));
+            lines.push(format!("  over {seconds:>2} s  {bar} {:>6}", format_percent(*share)));
         }
         if self.errors > 0 {
-            let [p50, max] = [self.errors_p50_us, self.errors_max_us].map(time);
+            let [p50, max] = [self.errors_p50_us, self.errors_max_us].map(format_time);
             let noun = if self.errors == 1 { "call" } else { "calls" };
             lines.push(format!("  not included: {} failed {noun}, p50 {p50}, max {max}", self.errors));
         }
@@ -270,6 +282,6 @@ impl ReportRow {
     }
 }
 
-fn time(micros: Option<u64>) -> String {
-    micros.map_or_else(|| "-".to_owned(), seconds_of)
+fn format_time(micros: Option<u64>) -> String {
+    micros.map_or_else(|| "-".to_owned(), format_micros)
 }

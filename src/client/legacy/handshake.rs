@@ -2,8 +2,8 @@
 
 use super::{
     super::{
-        CallStep, Error, NAME, StepObserver, error_text,
-        message::{JsonRpcResponse, read},
+        CLIENT_NAME, CallStep, Error, StepObserver, error_text,
+        message::{JsonRpcResponse, parse_result},
         tools,
     },
     LegacySession, TaskSupport,
@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 /// The oldest revision of Streamable HTTP.
-const OLDEST: Revision = Revision::V2025_03_26;
+const OLDEST_REVISION: Revision = Revision::V2025_03_26;
 /// Time limit of the request that ends the session.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -33,59 +33,65 @@ struct InitializeResult {
 
 impl LegacySession {
     /// Sends `initialize`, and adopts the revision that the server chooses.
-    pub(super) async fn initialize(&mut self, watch: StepObserver<'_>) -> Result<(), Error> {
+    pub(super) async fn initialize(&mut self, on_step: StepObserver<'_>) -> Result<(), Error> {
         let params = json!({
             "protocolVersion": self.revision.as_str(),
             // `tasks` is not declared: a server must not make tasks of its own requests.
             "capabilities": self.declared.capabilities(self.revision),
-            "clientInfo": { "name": NAME, "version": env!("CARGO_PKG_VERSION") },
+            "clientInfo": { "name": CLIENT_NAME, "version": env!("CARGO_PKG_VERSION") },
         });
         let id = self.request(&Method::Initialize, params);
-        let result = match self.response(id, watch).await {
+        let result = match self.wait_for_response(id, on_step).await {
             Ok(JsonRpcResponse::Result(result)) => result,
-            Ok(JsonRpcResponse::Error(error)) => return Err(Error::Handshake(hinted(&error_text(&error)))),
-            Err(error @ Error::Status { status, .. }) => return Err(refused(status, &error)),
+            Ok(JsonRpcResponse::Error(error)) => {
+                return Err(Error::Handshake(with_hint(&error_text(&error))));
+            }
+            Err(error @ Error::Status { status, .. }) => return Err(handshake_error(status, &error)),
             Err(error) => return Err(error),
         };
-        let answer: InitializeResult = read(&result)?;
-        let spoken = Revision::parse(&answer.protocol_version)
-            .filter(|revision| revision.era() == Era::Legacy && *revision >= OLDEST)
-            .ok_or(Error::Revision { spoken: answer.protocol_version })?;
-        if spoken != self.revision {
-            watch(CallStep::Revision(spoken.as_str()));
+        let initialize_result: InitializeResult = parse_result(&result)?;
+        let negotiated = Revision::parse(&initialize_result.protocol_version)
+            .filter(|revision| revision.era() == Era::Legacy && *revision >= OLDEST_REVISION)
+            .ok_or(Error::Revision { spoken: initialize_result.protocol_version })?;
+        if negotiated != self.revision {
+            on_step(CallStep::Revision(negotiated.as_str()));
         }
-        self.revision = spoken;
-        self.streams.transport.set_revision(spoken);
-        let tasks = answer.capabilities.get("tasks").filter(|_| spoken >= Revision::V2025_11_25);
-        let has = |path| tasks.and_then(|tasks| tasks.pointer(path)).is_some_and(Value::is_object);
-        self.tasks = TaskSupport { calls: has("/requests/tools/call"), cancel: has("/cancel") };
+        self.revision = negotiated;
+        self.streams.transport.set_revision(negotiated);
+        let tasks =
+            initialize_result.capabilities.get("tasks").filter(|_| negotiated >= Revision::V2025_11_25);
+        let is_declared = |path| tasks.and_then(|tasks| tasks.pointer(path)).is_some_and(Value::is_object);
+        self.tasks = TaskSupport {
+            supports_calls: is_declared("/requests/tools/call"),
+            supports_cancel: is_declared("/cancel"),
+        };
         let initialized = json!({ "jsonrpc": "2.0", "method": Method::Initialized.as_str() });
         self.streams.transport.send(initialized.to_string()).await
     }
 
     /// Whether a tool is listed as one that can be a task (2025-11-25, *Tool-Level Negotiation*).
-    pub(super) async fn can_be_task(&mut self, tool: &str, watch: StepObserver<'_>) -> Result<bool, Error> {
-        let found = tools::find(tool, async |cursor| self.tools_page(cursor, watch).await);
-        let support = found.await?.and_then(|tool| tool.execution.task_support);
+    pub(super) async fn can_be_task(&mut self, tool: &str, on_step: StepObserver<'_>) -> Result<bool, Error> {
+        let listed = tools::find_tool(tool, async |cursor| self.request_tools_page(cursor, on_step).await);
+        let support = listed.await?.and_then(|tool| tool.execution.task_support);
         Ok(matches!(support.as_deref(), Some("optional" | "required")))
     }
 
     /// Lists the tools of the server.
-    pub(in crate::client) async fn tools(
+    pub(in crate::client) async fn list_tools(
         &mut self,
-        watch: StepObserver<'_>,
+        on_step: StepObserver<'_>,
     ) -> Result<tools::ToolList, Error> {
-        tools::all(async |cursor| self.tools_page(cursor, watch).await).await
+        tools::list_all(async |cursor| self.request_tools_page(cursor, on_step).await).await
     }
 
-    async fn tools_page(
+    async fn request_tools_page(
         &mut self,
         cursor: Option<String>,
-        watch: StepObserver<'_>,
+        on_step: StepObserver<'_>,
     ) -> Result<JsonRpcResponse, Error> {
         let params = cursor.map_or_else(|| json!({}), |cursor| json!({ "cursor": cursor }));
         let id = self.request(&Method::ToolsList, params);
-        self.response(id, watch).await
+        self.wait_for_response(id, on_step).await
     }
 
     /// Ends the session, its streams first, because servers report an error for a session that ends with open
@@ -99,15 +105,15 @@ impl LegacySession {
     }
 }
 
-fn refused(status: StatusCode, error: &Error) -> Error {
+fn handshake_error(status: StatusCode, error: &Error) -> Error {
     match status {
         StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
-            Error::Handshake(hinted(&error.to_string()))
+            Error::Handshake(with_hint(&error.to_string()))
         }
         _ => Error::Handshake(error.to_string()),
     }
 }
 
-fn hinted(words: &str) -> String {
-    format!("{words}\nthe server may support no revision before 2026-07-28, or have its endpoint elsewhere")
+fn with_hint(message: &str) -> String {
+    format!("{message}\nthe server may support no revision before 2026-07-28, or have its endpoint elsewhere")
 }

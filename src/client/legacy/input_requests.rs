@@ -28,7 +28,7 @@ struct OpenInputRequest {
     id: RequestId,
     request: InputRequest,
     /// The member of `_meta` that names the task of the request, as the server sent it.
-    related: Option<Bytes>,
+    related_task: Option<Bytes>,
 }
 
 // === impl InputRequests ===
@@ -42,7 +42,7 @@ impl InputRequests {
             let key = self.keys.next_key(request.kind());
             let meta = params.as_ref().and_then(|params| JsonObject::read(params).ok()?.get("_meta"));
             let related = meta.and_then(|meta| JsonObject::read(&meta).ok()?.get(meta::RELATED_TASK));
-            self.open.push(OpenInputRequest { key, id: id.clone(), request, related });
+            self.open.push(OpenInputRequest { key, id: id.clone(), request, related_task: related });
         }
         true
     }
@@ -64,28 +64,28 @@ impl InputRequests {
 
     /// Removes an open input request. Returns its id, and the response as it is to be sent; `None` if the
     /// server has cancelled the request.
-    pub(super) fn answer(&mut self, key: &str, answer: &RawValue) -> Option<(RequestId, Bytes)> {
-        let at = self.open.iter().position(|pending| pending.key == key)?;
-        let pending = self.open.remove(at);
-        let answer = Bytes::copy_from_slice(answer.get().as_bytes());
-        let answer = match &pending.related {
-            Some(related) => with_related_task(&answer, related),
-            None => answer,
+    pub(super) fn take(&mut self, key: &str, response: &RawValue) -> Option<(RequestId, Bytes)> {
+        let index = self.open.iter().position(|pending| pending.key == key)?;
+        let pending = self.open.remove(index);
+        let response = Bytes::copy_from_slice(response.get().as_bytes());
+        let response = match &pending.related_task {
+            Some(related) => with_related_task(&response, related),
+            None => response,
         };
-        Some((pending.id, answer))
+        Some((pending.id, response))
     }
 }
 
 /// Adds to a response the task that it belongs to (2025-11-25, *Related Task Metadata*); `related` is the
 /// member of the input request.
-fn with_related_task(answer: &Bytes, related: &Bytes) -> Bytes {
-    let Ok(object) = JsonObject::read(answer) else { return answer.clone() };
-    let inside = object.get("_meta").unwrap_or_else(|| Bytes::from_static(b"{}"));
-    let Ok(inside) = JsonObject::read(&inside) else { return answer.clone() };
-    let mut member = ObjectEdit::new(&inside);
-    member.set(meta::RELATED_TASK, related.clone());
+fn with_related_task(response: &Bytes, related: &Bytes) -> Bytes {
+    let Ok(object) = JsonObject::read(response) else { return response.clone() };
+    let old_meta = object.get("_meta").unwrap_or_else(|| Bytes::from_static(b"{}"));
+    let Ok(old_meta) = JsonObject::read(&old_meta) else { return response.clone() };
+    let mut meta_edit = ObjectEdit::new(&old_meta);
+    meta_edit.set(meta::RELATED_TASK, related.clone());
     let mut edit = ObjectEdit::new(&object);
-    edit.set("_meta", member.apply());
+    edit.set("_meta", meta_edit.apply());
     edit.apply()
 }
 
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(keys(&requests), ["elicitation-1", "elicitation-2"], "and the first only once");
         let answer: Box<RawValue> =
             serde_json::from_str(r#"{"action":"decline","_meta":{"a":1.0}}"#).unwrap();
-        let (id, sent) = requests.answer("elicitation-2", &answer).expect("it is open");
+        let (id, sent) = requests.take("elicitation-2", &answer).expect("it is open");
         assert_eq!(
             (id.to_string(), std::str::from_utf8(&sent).unwrap()),
             (
@@ -122,9 +122,9 @@ mod tests {
             )
         );
         assert_eq!(keys(&requests), ["elicitation-1"]);
-        let (_, sent) = requests.answer("elicitation-1", &answer).expect("it is open");
+        let (_, sent) = requests.take("elicitation-1", &answer).expect("it is open");
         assert_eq!(sent, answer.get().as_bytes());
-        assert!(requests.answer("elicitation-1", &answer).is_none());
+        assert!(requests.take("elicitation-1", &answer).is_none());
     }
 
     #[test]

@@ -45,14 +45,14 @@ pub struct LegacySession {
     /// The task support that the server declares.
     tasks: TaskSupport,
     /// Whether the tool is called as a task: both sides support that.
-    as_task: bool,
+    calls_as_task: bool,
     input_requests: InputRequests,
     active_call: ActiveCall,
     /// What the session continues with once input responses are sent; `Some` while input requests are open.
-    pause: Option<InputPause>,
+    input_pause: Option<InputPause>,
     /// The progress token of the call: the id of its request. It stays valid for a task's whole life
     /// (2025-11-25, *Task Progress Notifications*).
-    token: Option<u64>,
+    progress_token: Option<u64>,
     next_id: u64,
 }
 
@@ -60,9 +60,9 @@ pub struct LegacySession {
 #[derive(Clone, Copy, Debug, Default)]
 struct TaskSupport {
     /// Whether the server declares `tasks.requests.tools.call`.
-    calls: bool,
+    supports_calls: bool,
     /// Whether the server declares `tasks.cancel`.
-    cancel: bool,
+    supports_cancel: bool,
 }
 
 /// The call that [`LegacySession::cancel`] would cancel.
@@ -111,28 +111,28 @@ impl LegacySession {
             declared,
             revision,
             tasks: TaskSupport::default(),
-            as_task: false,
+            calls_as_task: false,
             input_requests: InputRequests::default(),
             active_call: ActiveCall::Idle,
-            pause: None,
-            token: None,
+            input_pause: None,
+            progress_token: None,
             next_id: 1,
         }
     }
 
     /// Opens the session, and looks up whether `tool` can be a task, if it is given.
-    pub(super) async fn open(&mut self, tool: Option<&str>, watch: StepObserver<'_>) -> Result<(), Error> {
-        self.initialize(watch).await?;
-        let listening = self.streams.listen();
+    pub(super) async fn open(&mut self, tool: Option<&str>, on_step: StepObserver<'_>) -> Result<(), Error> {
+        self.initialize(on_step).await?;
+        let pending_stream = self.streams.listen();
         match tool {
-            Some(tool) if self.declared.tasks && self.tasks.calls => {
-                self.as_task = self.can_be_task(tool, watch).await?;
+            Some(tool) if self.declared.tasks && self.tasks.supports_calls => {
+                self.calls_as_task = self.can_be_task(tool, on_step).await?;
             }
             // A proxy gives tickets only to clients that have listed the tools that take them.
-            Some(tool) if !self.declared.tasks => drop(self.can_be_task(tool, watch).await),
+            Some(tool) if !self.declared.tasks => drop(self.can_be_task(tool, on_step).await),
             Some(_) | None => {}
         }
-        listening.opened().await;
+        pending_stream.wait_until_open().await;
         Ok(())
     }
 
@@ -140,35 +140,35 @@ impl LegacySession {
     pub(super) async fn call(
         &mut self,
         call: &ToolCall<'_>,
-        watch: StepObserver<'_>,
+        on_step: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
-        self.token = Some(self.next_id);
+        self.progress_token = Some(self.next_id);
         let params = LegacyCallParams {
             name: call.tool,
             arguments: call.arguments,
-            task: self.as_task.then(|| TaskParams { ttl: TASK_TTL.as_millis() }),
+            task: self.calls_as_task.then(|| TaskParams { ttl: TASK_TTL.as_millis() }),
             meta: json!({ meta::PROGRESS_TOKEN: self.next_id }),
         };
         let id = self.request(&Method::ToolsCall, params);
-        self.active_call = if self.as_task { ActiveCall::Creating(id) } else { ActiveCall::Call(id) };
-        self.await_result(id, watch).await
+        self.active_call = if self.calls_as_task { ActiveCall::Creating(id) } else { ActiveCall::Call(id) };
+        self.await_result(id, on_step).await
     }
 
     /// Sends input responses, and continues the call or its task.
-    pub(super) async fn answer(
+    pub(super) async fn respond(
         &mut self,
-        answers: &InputResponseMap,
-        watch: StepObserver<'_>,
+        responses: &InputResponseMap,
+        on_step: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
-        let sent = self.send_responses(answers).await;
-        match self.pause.take().expect("responses follow input requests") {
+        let sent = self.send_responses(responses).await;
+        match self.input_pause.take().expect("responses follow input requests") {
             InputPause::Call(id) => {
                 sent?;
-                self.await_result(id, watch).await
+                self.await_result(id, on_step).await
             }
             InputPause::Task(followed) => {
-                sent.map_err(|error| error.of_task(&followed.task.id))?;
-                self.follow(*followed, watch).await
+                sent.map_err(|error| error.with_task(&followed.task.id))?;
+                self.follow(*followed, on_step).await
             }
         }
     }
@@ -183,8 +183,8 @@ impl LegacySession {
                     json!({ "jsonrpc": "2.0", "method": Method::Cancelled.as_str(), "params": params });
                 self.streams.transport.send(notification.to_string()).await
             }
-            ActiveCall::Creating(id) => match self.response(id, &mut |_| {}).await? {
-                JsonRpcResponse::Result(result) => match LegacyTaskView::created(&result)? {
+            ActiveCall::Creating(id) => match self.wait_for_response(id, &mut |_| {}).await? {
+                JsonRpcResponse::Result(result) => match LegacyTaskView::from_created(&result)? {
                     Some(task) => self.cancel_task(&task.id).await,
                     None => Ok(()),
                 },
@@ -203,80 +203,84 @@ impl LegacySession {
     }
 
     /// Waits for the response to this request. Input requests that arrive before it are kept.
-    async fn response(&mut self, id: u64, watch: StepObserver<'_>) -> Result<JsonRpcResponse, Error> {
+    async fn wait_for_response(
+        &mut self,
+        id: u64,
+        on_step: StepObserver<'_>,
+    ) -> Result<JsonRpcResponse, Error> {
         loop {
             match self.streams.next().await {
-                StreamEvent::Answer { id: theirs, answer } if theirs == id => return answer,
+                StreamEvent::Answer { id: response_id, answer } if response_id == id => return answer,
                 // This response is to a request that is no longer waited for.
                 StreamEvent::Answer { .. } => {}
-                StreamEvent::Message(frame) => drop(self.handle_message(&frame, watch)),
+                StreamEvent::Message(frame) => drop(self.handle_message(&frame, on_step)),
             }
         }
     }
 
     /// Waits for the result of the call, or for input requests before it.
-    async fn await_result(&mut self, id: u64, watch: StepObserver<'_>) -> Result<CallTurn, Error> {
+    async fn await_result(&mut self, id: u64, on_step: StepObserver<'_>) -> Result<CallTurn, Error> {
         loop {
             let requests = self.input_requests.open();
             if !requests.is_empty() {
-                self.pause = Some(InputPause::Call(id));
+                self.input_pause = Some(InputPause::Call(id));
                 return Ok(CallTurn::InputRequired(requests));
             }
-            let answer = match self.streams.next().await {
-                StreamEvent::Answer { id: theirs, answer } if theirs == id => answer,
+            let outcome = match self.streams.next().await {
+                StreamEvent::Answer { id: response_id, answer } if response_id == id => answer,
                 StreamEvent::Answer { .. } => continue,
                 StreamEvent::Message(frame) => {
-                    drop(self.handle_message(&frame, watch));
+                    drop(self.handle_message(&frame, on_step));
                     continue;
                 }
             };
             self.active_call = ActiveCall::Idle;
-            let result = match answer? {
+            let result = match outcome? {
                 JsonRpcResponse::Result(result) => result,
                 JsonRpcResponse::Error(error) => return Ok(CallEnding::Error(error).into()),
             };
             // A server may answer a task request with a result, and the reverse.
-            let Some(task) = LegacyTaskView::created(&result)? else {
+            let Some(task) = LegacyTaskView::from_created(&result)? else {
                 return Ok(CallEnding::Result(result).into());
             };
             if !self.declared.tasks {
                 return Err(Error::UndeclaredTask { task: task.id });
             }
             self.active_call = ActiveCall::Task(task.id.clone());
-            watch(CallStep::Handle(&task));
-            return self.follow(FollowedTask::new(task), watch).await;
+            on_step(CallStep::Handle(&task));
+            return self.follow(FollowedTask::new(task), on_step).await;
         }
     }
 
     /// Sends the responses to open input requests.
-    async fn send_responses(&mut self, answers: &InputResponseMap) -> Result<(), Error> {
-        for (key, answer) in answers {
-            if let Some((id, answer)) = self.input_requests.answer(key, answer) {
-                self.streams.transport.send(response(&id, "result", &answer)).await?;
+    async fn send_responses(&mut self, responses: &InputResponseMap) -> Result<(), Error> {
+        for (key, value) in responses {
+            if let Some((id, result)) = self.input_requests.take(key, value) {
+                self.streams.transport.send(format_response(&id, "result", &result)).await?;
             }
         }
         Ok(())
     }
 
     /// Handles a message that is no response to a request. Returns the task view it contains, if any.
-    fn handle_message(&mut self, frame: &Frame, watch: StepObserver<'_>) -> Option<LegacyTaskView> {
+    fn handle_message(&mut self, frame: &Frame, on_step: StepObserver<'_>) -> Option<LegacyTaskView> {
         match frame.kind() {
             Kind::Request { id, method: Method::Ping, .. } => {
-                self.streams.respond(response(id, "result", b"{}"));
+                self.streams.respond(format_response(id, "result", b"{}"));
                 None
             }
             Kind::Request { id, method, .. } => {
-                let declared =
+                let is_declared =
                     InputKind::of(method).is_some_and(|kind| self.declared.includes(kind, self.revision));
-                if !(declared && self.input_requests.add(frame)) {
+                if !(is_declared && self.input_requests.add(frame)) {
                     if InputKind::of(method).is_some() {
-                        watch(CallStep::Refused { method: method.as_str() });
+                        on_step(CallStep::Refused { method: method.as_str() });
                     }
                     let error = json!({
                         "code": code::METHOD_NOT_FOUND,
                         "message": format!("this client does not support {method}"),
                     });
-                    self.streams.respond(response(id, "error", error.to_string().as_bytes()));
+                    self.streams.respond(format_response(id, "error", error.to_string().as_bytes()));
                 }
                 None
             }
@@ -291,8 +295,10 @@ impl LegacySession {
                 serde_json::from_slice(params).ok()
             }
             Kind::Notification { .. } => {
-                if let Some(progress) = self.token.and_then(|token| Progress::from_frame(frame, token)) {
-                    watch(CallStep::Progress(progress));
+                if let Some(progress) =
+                    self.progress_token.and_then(|token| Progress::from_frame(frame, token))
+                {
+                    on_step(CallStep::Progress(progress));
                 }
                 None
             }
@@ -302,6 +308,6 @@ impl LegacySession {
 }
 
 /// Formats a JSON-RPC response; `value` is raw JSON, and `member` is `result` or `error`.
-fn response(id: &RequestId, member: &str, value: &[u8]) -> String {
+fn format_response(id: &RequestId, member: &str, value: &[u8]) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"{member}":{}}}"#, String::from_utf8_lossy(value))
 }

@@ -3,7 +3,7 @@
 use super::{
     super::{
         Error,
-        http_transport::{EventReader, is_stream},
+        http_transport::{EventReader, is_event_stream},
         message::http_error,
     },
     transport::SessionTransport,
@@ -14,12 +14,12 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 /// Pause before a stream is resumed, if the server names none.
-const PAUSE: Duration = Duration::from_secs(1);
+const DEFAULT_PAUSE: Duration = Duration::from_secs(1);
 /// Shortest pause, to protect a server that closes streams at once: the first value if the stream has brought
 /// a message lately, the second after [`MAX_EMPTY_RESUMPTIONS`].
 const SHORTEST_PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 /// Resumptions in a row without a message before the second value of [`SHORTEST_PAUSES`] applies.
-const FRUITLESS: u32 = 5;
+const MAX_EMPTY_RESUMPTIONS: u32 = 5;
 /// Failed attempts in a row to open a stream, after which the call fails.
 const ATTEMPTS: u32 = 5;
 
@@ -31,7 +31,7 @@ pub(super) struct StreamPosition {
     /// The server's `retry` interval.
     retry: Option<Duration>,
     /// Resumptions since the stream last brought a message.
-    fruitless: u32,
+    empty_resumptions: u32,
 }
 
 // === impl StreamPosition ===
@@ -44,16 +44,16 @@ impl StreamPosition {
             self.last_id = Some(id.clone()).filter(|id| !id.is_empty());
         }
         if !event.data.is_empty() {
-            self.fruitless = 0;
+            self.empty_resumptions = 0;
         }
     }
 
     /// Returns the pause before the stream is resumed, and counts the resumption. The server's interval has
     /// no upper bound, because the user at the terminal can interrupt the pause.
-    pub(super) fn pause(&mut self) -> Duration {
-        let shortest = SHORTEST_PAUSES[usize::from(self.fruitless >= FRUITLESS)];
-        self.fruitless = self.fruitless.saturating_add(1);
-        self.retry.unwrap_or(PAUSE).max(shortest)
+    pub(super) fn next_pause(&mut self) -> Duration {
+        let shortest = SHORTEST_PAUSES[usize::from(self.empty_resumptions >= MAX_EMPTY_RESUMPTIONS)];
+        self.empty_resumptions = self.empty_resumptions.saturating_add(1);
+        self.retry.unwrap_or(DEFAULT_PAUSE).max(shortest)
     }
 
     /// Resumes the stream, after a pause.
@@ -62,33 +62,33 @@ impl StreamPosition {
     /// `error` if the stream cannot be resumed; otherwise the error of the last attempt.
     pub(super) async fn resume(
         &mut self,
-        line: &SessionTransport,
-        lost: Error,
+        transport: &SessionTransport,
+        error: Error,
     ) -> Result<EventReader, Error> {
-        let Some(last_id) = self.last_id.clone() else { return Err(lost) };
-        let (mut pause, mut last) = (self.pause(), lost);
+        let Some(last_id) = self.last_id.clone() else { return Err(error) };
+        let (mut pause, mut last_error) = (self.next_pause(), error);
         for _ in 0..ATTEMPTS {
             sleep(pause).await;
-            let response = match line.open_stream(Some(&last_id)).await {
-                Ok(response) => line.check_session(response)?,
+            let response = match transport.open_stream(Some(&last_id)).await {
+                Ok(response) => transport.check_session(response)?,
                 Err(error) => {
-                    last = error;
-                    pause = (pause * 2).max(PAUSE);
+                    last_error = error;
+                    pause = (pause * 2).max(DEFAULT_PAUSE);
                     continue;
                 }
             };
             let status = response.status();
-            if status.is_success() && is_stream(&response) {
-                return Ok(line.http.events(response.into_body()));
+            if status.is_success() && is_event_stream(&response) {
+                return Ok(transport.http.events(response.into_body()));
             }
             if !status.is_server_error()
                 && !matches!(status, StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS)
             {
                 break;
             }
-            last = http_error(status, &[]);
-            pause = (pause * 2).max(PAUSE);
+            last_error = http_error(status, &[]);
+            pause = (pause * 2).max(DEFAULT_PAUSE);
         }
-        Err(last)
+        Err(last_error)
     }
 }

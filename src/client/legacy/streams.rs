@@ -6,7 +6,7 @@
 use super::{
     super::{
         Error,
-        http_transport::{EventReader, is_stream},
+        http_transport::{EventReader, is_event_stream},
         message::JsonRpcResponse,
     },
     resume::StreamPosition,
@@ -62,33 +62,33 @@ pub(super) struct PendingStream(oneshot::Receiver<()>);
 // === impl StreamReaders ===
 
 impl StreamReaders {
-    pub(super) fn new(line: SessionTransport) -> Self {
-        let (sender, event) = mpsc::channel(MAX_QUEUED);
-        Self { transport: line, readers: JoinSet::new(), events: event, sender }
+    pub(super) fn new(transport: SessionTransport) -> Self {
+        let (sender, events) = mpsc::channel(MAX_QUEUED);
+        Self { transport, readers: JoinSet::new(), events, sender }
     }
 
     /// Posts a request. Its outcome arrives as an event.
     pub(super) fn request(&mut self, id: u64, request: String) {
-        let (line, sender) = (self.transport.clone(), self.sender.clone());
+        let (transport, sender) = (self.transport.clone(), self.sender.clone());
         self.spawn(async move {
-            let answer = answer(line, id, request, &sender).await;
+            let answer = post_and_read(transport, id, request, &sender).await;
             let _ = sender.send(ReaderEvent::Stream(StreamEvent::Answer { id, answer })).await;
         });
     }
 
     /// Posts a response to a request of the server, and ignores the outcome.
     pub(super) fn respond(&mut self, response: String) {
-        let line = self.transport.clone();
+        let transport = self.transport.clone();
         // The outcome is ignored: the call will fail if the server cannot be reached.
-        self.spawn(async move { drop(line.send(response).await) });
+        self.spawn(async move { drop(transport.send(response).await) });
     }
 
     /// Opens the GET stream, and a new one each time it ends.
     pub(super) fn listen(&mut self) -> PendingStream {
-        let (opened, listening) = oneshot::channel();
-        let (line, sender) = (self.transport.clone(), self.sender.clone());
-        self.spawn(listen(line, opened, sender));
-        PendingStream(listening)
+        let (on_open, opened) = oneshot::channel();
+        let (transport, sender) = (self.transport.clone(), self.sender.clone());
+        self.spawn(keep_listening(transport, on_open, sender));
+        PendingStream(opened)
     }
 
     /// Returns the next event. Cancel-safe.
@@ -116,58 +116,58 @@ impl StreamReaders {
 
 impl PendingStream {
     /// Resolves when the stream is open, when the server has none, or after [`OPEN_TIMEOUT`].
-    pub(super) async fn opened(self) {
+    pub(super) async fn wait_until_open(self) {
         let _ = timeout(OPEN_TIMEOUT, self.0).await;
     }
 }
 
 /// Posts a request and reads until its response, resuming the stream as often as needed.
-async fn answer(
-    mut line: SessionTransport,
+async fn post_and_read(
+    mut transport: SessionTransport,
     id: u64,
     request: String,
     sender: &mpsc::Sender<ReaderEvent>,
 ) -> Result<JsonRpcResponse, Error> {
-    let response = line.post(request).await?;
+    let response = transport.post(request).await?;
     if let Some(session) = response.headers().get(&headers::SESSION_ID) {
-        line.set_session(session.clone());
+        transport.set_session(session.clone());
         let _ = sender.send(ReaderEvent::Session(session.clone())).await;
     }
-    if !is_stream(&response) {
-        return document(&line, id, response, sender).await;
+    if !is_event_stream(&response) {
+        return read_document(&transport, id, response, sender).await;
     }
     let mut position = StreamPosition::default();
-    let mut events = line.http.events(response.into_body());
+    let mut events = transport.http.events(response.into_body());
     loop {
-        let lost = match read(&mut events, &mut position, Some(id), sender).await {
+        let error = match read_until_response(&mut events, &mut position, Some(id), sender).await {
             Ok(Some(answer)) => return Ok(answer),
-            Ok(None) => line.http.truncated(),
+            Ok(None) => transport.http.truncated_error(),
             Err(error @ Error::Broken { .. }) => error,
             Err(error) => return Err(error),
         };
-        events = position.resume(&line, lost).await?;
+        events = position.resume(&transport, error).await?;
     }
 }
 
 /// Reads a response that is a JSON document, a message or a batch.
-async fn document(
-    line: &SessionTransport,
+async fn read_document(
+    transport: &SessionTransport,
     id: u64,
     response: Response<Incoming>,
     sender: &mpsc::Sender<ReaderEvent>,
 ) -> Result<JsonRpcResponse, Error> {
     let status = response.status();
-    let messages = MessageReader::of(line.http.read_body(response.into_body()).await?);
+    let messages = MessageReader::of(transport.http.read_body(response.into_body()).await?);
     if !messages.is_batch() {
-        return JsonRpcResponse::of_document(status, messages.bytes().clone(), id);
+        return JsonRpcResponse::from_document(status, messages.bytes().clone(), id);
     }
-    take(messages, Some(id), sender)
+    forward_messages(messages, Some(id), sender)
         .await?
         .ok_or_else(|| Error::Invalid("the response to this request is not in the batch".to_owned()))
 }
 
 /// Reads a stream to the response of this request, or to its end; `None` if the response is not in it.
-async fn read(
+async fn read_until_response(
     events: &mut EventReader,
     position: &mut StreamPosition,
     id: Option<u64>,
@@ -178,7 +178,7 @@ async fn read(
         if event.data.is_empty() {
             continue;
         }
-        if let Some(answer) = take(MessageReader::of(event.data), id, sender).await? {
+        if let Some(answer) = forward_messages(MessageReader::of(event.data), id, sender).await? {
             return Ok(Some(answer));
         }
     }
@@ -186,38 +186,42 @@ async fn read(
 }
 
 /// Sends each message to the session, and returns the response to this request if it is among them.
-async fn take(
+async fn forward_messages(
     messages: MessageReader,
     id: Option<u64>,
     sender: &mpsc::Sender<ReaderEvent>,
 ) -> Result<Option<JsonRpcResponse>, Error> {
-    let mut found = None;
+    let mut response = None;
     for frame in messages {
         let frame = frame?;
-        match id.and_then(|id| JsonRpcResponse::of(&frame, id)) {
-            Some(answer) => found = Some(answer?),
+        match id.and_then(|id| JsonRpcResponse::from_frame(&frame, id)) {
+            Some(answer) => response = Some(answer?),
             None => drop(sender.send(ReaderEvent::Stream(StreamEvent::Message(frame))).await),
         }
     }
-    Ok(found)
+    Ok(response)
 }
 
 /// Keeps the GET stream open. A server without GET streams answers 405; after that or any other error, its
 /// messages come on the streams of the requests.
-async fn listen(line: SessionTransport, opened: oneshot::Sender<()>, sender: mpsc::Sender<ReaderEvent>) {
-    let (mut position, mut opened, mut failed) = (StreamPosition::default(), Some(opened), 0);
-    while failed < ATTEMPTS {
-        match line.open_stream(position.last_id.as_deref()).await {
-            Ok(response) if response.status().is_success() && is_stream(&response) => {
-                failed = 0;
+async fn keep_listening(
+    transport: SessionTransport,
+    opened: oneshot::Sender<()>,
+    sender: mpsc::Sender<ReaderEvent>,
+) {
+    let (mut position, mut opened, mut failed_attempts) = (StreamPosition::default(), Some(opened), 0);
+    while failed_attempts < ATTEMPTS {
+        match transport.open_stream(position.last_id.as_deref()).await {
+            Ok(response) if response.status().is_success() && is_event_stream(&response) => {
+                failed_attempts = 0;
                 opened.take().map(|opened| opened.send(()));
-                let mut events = line.http.events(response.into_body());
+                let mut events = transport.http.events(response.into_body());
                 // Another stream is opened, whatever has ended this one.
-                let _ = read(&mut events, &mut position, None, &sender).await;
+                let _ = read_until_response(&mut events, &mut position, None, &sender).await;
             }
             Ok(response) if !response.status().is_server_error() => return,
-            Ok(_) | Err(_) => failed += 1,
+            Ok(_) | Err(_) => failed_attempts += 1,
         }
-        sleep(position.pause()).await;
+        sleep(position.next_pause()).await;
     }
 }

@@ -6,9 +6,9 @@
 
 use super::{
     super::{
-        CallEnding, CallStep, CallTurn, Error, LOST_POLLS, POLL_INTERVAL, StepObserver, Task, TaskStatus,
+        CallEnding, CallStep, CallTurn, Error, MAX_LOST_POLLS, POLL_INTERVAL, StepObserver, Task, TaskStatus,
         error::{error_text, is_busy},
-        message::{JsonRpcResponse, read},
+        message::{JsonRpcResponse, parse_result},
     },
     ActiveCall, InputPause, LegacySession,
     streams::StreamEvent,
@@ -35,15 +35,15 @@ pub(super) struct LegacyTaskView {
 pub(super) struct FollowedTask {
     pub(super) task: Task,
     /// Id of the open `tasks/result` request.
-    result: Option<u64>,
+    result_request: Option<u64>,
     /// Whether the task has changed since the last `tasks/result`, so that another one may be sent.
-    is_news: bool,
+    has_changed: bool,
     /// Id of the open `tasks/get` request.
-    poll: Option<u64>,
+    poll_request: Option<u64>,
     /// Timer of the next poll.
-    pause: Pin<Box<Sleep>>,
+    poll_timer: Pin<Box<Sleep>>,
     /// Number of requests in a row that did not reach the server.
-    lost: u32,
+    lost_polls: u32,
     /// A response to `tasks/result` that is ambiguous until the task's status is known.
     outcome: Option<JsonRpcResponse>,
 }
@@ -55,75 +55,77 @@ impl LegacySession {
     pub(in crate::client) async fn resume(
         &mut self,
         handle: &str,
-        watch: StepObserver<'_>,
+        on_step: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
-        let id = self.task_request(&Method::TasksGet, handle);
-        let shown: LegacyTaskView =
-            match self.response(id, watch).await.map_err(|error| error.of_task(handle))? {
-                JsonRpcResponse::Result(result) => read(&result)?,
+        let id = self.request_for_task(&Method::TasksGet, handle);
+        let view: LegacyTaskView =
+            match self.wait_for_response(id, on_step).await.map_err(|error| error.with_task(handle))? {
+                JsonRpcResponse::Result(result) => parse_result(&result)?,
                 JsonRpcResponse::Error(error) => return Ok(CallEnding::Error(error).into()),
             };
         self.active_call = ActiveCall::Task(handle.to_owned());
-        let task = shown.first();
-        watch(CallStep::Polled(&task));
-        self.follow(FollowedTask::new(task), watch).await
+        let task = view.into_task();
+        on_step(CallStep::Polled(&task));
+        self.follow(FollowedTask::new(task), on_step).await
     }
 
     /// Follows a task to its end, or until the server sends an input request.
     pub(super) async fn follow(
         &mut self,
         followed: FollowedTask,
-        watch: StepObserver<'_>,
+        on_step: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
         let id = followed.task.id.clone();
-        let turn = self.follow_until_turn(followed, watch).await;
+        let turn = self.follow_until_turn(followed, on_step).await;
         if let Ok(CallTurn::Ended(_)) = turn {
             self.active_call = ActiveCall::Idle;
         }
-        turn.map_err(|error| error.of_task(&id))
+        turn.map_err(|error| error.with_task(&id))
     }
 
     async fn follow_until_turn(
         &mut self,
-        mut at: FollowedTask,
-        watch: StepObserver<'_>,
+        mut followed: FollowedTask,
+        on_step: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
         loop {
             let requests = self.input_requests.open();
             if !requests.is_empty() {
-                self.pause = Some(InputPause::Task(Box::new(at)));
+                self.input_pause = Some(InputPause::Task(Box::new(followed)));
                 return Ok(CallTurn::InputRequired(requests));
             }
-            if let Some(ending) = at.ending() {
+            if let Some(ending) = followed.ending() {
                 return Ok(ending.into());
             }
-            if at.wants_result() {
-                at.is_news = false;
-                at.result = Some(self.task_request(&Method::TasksResult, &at.task.id));
+            if followed.needs_result() {
+                followed.has_changed = false;
+                followed.result_request =
+                    Some(self.request_for_task(&Method::TasksResult, &followed.task.id));
             }
-            let polls = at.poll.is_none() && (at.result.is_none() || !at.task.status.is_ended());
+            let can_poll = followed.poll_request.is_none()
+                && (followed.result_request.is_none() || !followed.task.status.is_ended());
             tokio::select! {
                 event = self.streams.next() => match event {
-                    StreamEvent::Answer { id, answer } if at.result == Some(id) => {
-                        at.result = None;
-                        at.outcome = at.reached(answer, watch)?;
+                    StreamEvent::Answer { id, answer } if followed.result_request == Some(id) => {
+                        followed.result_request = None;
+                        followed.outcome = followed.check_reached(answer, on_step)?;
                     }
-                    StreamEvent::Answer { id, answer } if at.poll == Some(id) => {
-                        at.poll = None;
-                        if let Some(ending) = at.take_poll(answer, watch)? {
+                    StreamEvent::Answer { id, answer } if followed.poll_request == Some(id) => {
+                        followed.poll_request = None;
+                        if let Some(ending) = followed.handle_poll(answer, on_step)? {
                             return Ok(ending.into());
                         }
-                        at.pause = Box::pin(sleep(at.task.poll_delay()));
+                        followed.poll_timer = Box::pin(sleep(followed.task.poll_delay()));
                     }
                     StreamEvent::Answer { .. } => {}
                     StreamEvent::Message(frame) => {
-                        if let Some(shown) = self.handle_message(&frame, watch) {
-                            at.update(shown, watch);
+                        if let Some(shown) = self.handle_message(&frame, on_step) {
+                            followed.update(shown, on_step);
                         }
                     }
                 },
-                () = &mut at.pause, if polls => {
-                    at.poll = Some(self.task_request(&Method::TasksGet, &at.task.id));
+                () = &mut followed.poll_timer, if can_poll => {
+                    followed.poll_request = Some(self.request_for_task(&Method::TasksGet, &followed.task.id));
                 }
             }
         }
@@ -132,19 +134,19 @@ impl LegacySession {
     /// Cancels a task at the server, if the server supports that.
     pub(super) async fn cancel_task(&mut self, task: &str) -> Result<(), Error> {
         let cancelled = async {
-            if !self.tasks.cancel {
+            if !self.tasks.supports_cancel {
                 return Err(Error::NotCancelled("it does not declare `tasks.cancel`".to_owned()));
             }
-            let id = self.task_request(&Method::TasksCancel, task);
-            match self.response(id, &mut |_| {}).await? {
+            let id = self.request_for_task(&Method::TasksCancel, task);
+            match self.wait_for_response(id, &mut |_| {}).await? {
                 JsonRpcResponse::Result(_) => Ok(()),
                 JsonRpcResponse::Error(error) => Err(Error::NotCancelled(error_text(&error))),
             }
         };
-        cancelled.await.map_err(|error| error.of_task(task))
+        cancelled.await.map_err(|error| error.with_task(task))
     }
 
-    fn task_request(&mut self, method: &Method, task: &str) -> u64 {
+    fn request_for_task(&mut self, method: &Method, task: &str) -> u64 {
         self.request(method, json!({ "taskId": task }))
     }
 }
@@ -153,39 +155,47 @@ impl LegacySession {
 
 impl FollowedTask {
     pub(super) fn new(task: Task) -> Self {
-        let pause = Box::pin(sleep(task.poll_delay()));
-        Self { task, result: None, is_news: true, poll: None, pause, lost: 0, outcome: None }
+        let poll_timer = Box::pin(sleep(task.poll_delay()));
+        Self {
+            task,
+            result_request: None,
+            has_changed: true,
+            poll_request: None,
+            poll_timer,
+            lost_polls: 0,
+            outcome: None,
+        }
     }
 
-    fn wants_result(&self) -> bool {
-        let wants = match self.task.status {
+    fn needs_result(&self) -> bool {
+        let has_result = match self.task.status {
             TaskStatus::Working | TaskStatus::Cancelled => false,
             TaskStatus::InputRequired | TaskStatus::Completed | TaskStatus::Failed => true,
         };
-        wants && self.is_news && self.result.is_none() && self.outcome.is_none()
+        has_result && self.has_changed && self.result_request.is_none() && self.outcome.is_none()
     }
 
     /// Updates the task from a view. An ended task does not change: a later view was delayed on its way.
-    fn update(&mut self, shown: LegacyTaskView, watch: StepObserver<'_>) {
-        if shown.task_id != self.task.id || self.task.status.is_ended() {
+    fn update(&mut self, view: LegacyTaskView, on_step: StepObserver<'_>) {
+        if view.task_id != self.task.id || self.task.status.is_ended() {
             return;
         }
-        self.is_news = true;
-        self.task = shown.after(&self.task);
-        watch(CallStep::Polled(&self.task));
+        self.has_changed = true;
+        self.task = view.into_update_of(&self.task);
+        on_step(CallStep::Polled(&self.task));
     }
 
-    fn take_poll(
+    fn handle_poll(
         &mut self,
-        answer: Result<JsonRpcResponse, Error>,
-        watch: StepObserver<'_>,
+        response: Result<JsonRpcResponse, Error>,
+        on_step: StepObserver<'_>,
     ) -> Result<Option<CallEnding>, Error> {
-        match self.reached(answer, watch)? {
+        match self.check_reached(response, on_step)? {
             Some(JsonRpcResponse::Result(result)) => {
-                let ended = self.task.status.is_ended();
-                self.update(read(&result)?, watch);
+                let had_ended = self.task.status.is_ended();
+                self.update(parse_result(&result)?, on_step);
                 // An ended task is polled only to see whether its server can be reached.
-                self.is_news |= ended;
+                self.has_changed |= had_ended;
                 Ok(None)
             }
             // The task is unknown to the server. Its result may have arrived.
@@ -204,7 +214,7 @@ impl FollowedTask {
     fn ending(&mut self) -> Option<CallEnding> {
         let task = || self.task.clone();
         match (self.task.status, self.outcome.take()) {
-            (_, Some(JsonRpcResponse::Result(result))) if !is_hollow(&result) => {
+            (_, Some(JsonRpcResponse::Result(result))) if !is_empty_result(&result) => {
                 Some(CallEnding::Result(result))
             }
             (TaskStatus::Cancelled, _) => Some(CallEnding::Cancelled(task())),
@@ -224,23 +234,23 @@ impl FollowedTask {
     }
 
     /// Returns the server's response; `None` if the server was not reached and the request may be repeated.
-    fn reached(
+    fn check_reached(
         &mut self,
-        answer: Result<JsonRpcResponse, Error>,
-        watch: StepObserver<'_>,
+        response: Result<JsonRpcResponse, Error>,
+        on_step: StepObserver<'_>,
     ) -> Result<Option<JsonRpcResponse>, Error> {
-        let answer = match answer {
+        let response = match response {
             Ok(JsonRpcResponse::Error(error)) if is_busy(&error) => Err(Error::Busy(error_text(&error))),
             answer => answer,
         };
-        match answer {
+        match response {
             Ok(answer) => {
-                self.lost = 0;
+                self.lost_polls = 0;
                 Ok(Some(answer))
             }
-            Err(error) if error.is_transient() && self.lost < LOST_POLLS => {
-                self.lost += 1;
-                watch(CallStep::Lost(&error));
+            Err(error) if error.is_transient() && self.lost_polls < MAX_LOST_POLLS => {
+                self.lost_polls += 1;
+                on_step(CallStep::Lost(&error));
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -253,7 +263,7 @@ impl FollowedTask {
 impl LegacyTaskView {
     /// Returns the task in a result that created one: the task is nested, and the result has no content.
     /// `None` for the result of a tool.
-    pub(super) fn created(result: &RawValue) -> Result<Option<Task>, Error> {
+    pub(super) fn from_created(result: &RawValue) -> Result<Option<Task>, Error> {
         #[derive(Deserialize)]
         struct CreatedTask<'a> {
             #[serde(borrow)]
@@ -261,22 +271,24 @@ impl LegacyTaskView {
             #[serde(borrow)]
             content: Option<&'a RawValue>,
         }
-        match read(result)? {
-            CreatedTask { task: Some(task), content: None } => Ok(Some(read::<Self>(task)?.first())),
+        match parse_result(result)? {
+            CreatedTask { task: Some(task), content: None } => {
+                Ok(Some(parse_result::<Self>(task)?.into_task()))
+            }
             CreatedTask { .. } => Ok(None),
         }
     }
 
-    fn first(self) -> Task {
-        self.with(POLL_INTERVAL)
+    fn into_task(self) -> Task {
+        self.into_task_with(POLL_INTERVAL)
     }
 
     /// Returns the current state of the same task. A server need not repeat the poll interval.
-    fn after(self, before: &Task) -> Task {
-        self.with(before.poll_interval)
+    fn into_update_of(self, task: &Task) -> Task {
+        self.into_task_with(task.poll_interval)
     }
 
-    fn with(self, poll_interval: Duration) -> Task {
+    fn into_task_with(self, poll_interval: Duration) -> Task {
         Task {
             id: self.task_id,
             status: self.status,
@@ -288,7 +300,7 @@ impl LegacyTaskView {
 }
 
 /// Whether a result has no member but `_meta`.
-fn is_hollow(result: &RawValue) -> bool {
+fn is_empty_result(result: &RawValue) -> bool {
     let object = JsonObject::read(&Bytes::copy_from_slice(result.get().as_bytes()));
     object.is_ok_and(|object| object.members().all(|(name, _)| name == "_meta"))
 }

@@ -19,8 +19,8 @@ pub(super) struct SessionTransport {
 // === impl SessionTransport ===
 
 impl SessionTransport {
-    pub(super) fn new(wire: HttpTransport) -> Self {
-        Self { http: wire, session: None, revision: None }
+    pub(super) fn new(http: HttpTransport) -> Self {
+        Self { http, session: None, revision: None }
     }
 
     /// Sets the session id for later requests.

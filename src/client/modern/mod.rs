@@ -14,10 +14,10 @@ mod script;
 mod tests;
 
 use super::{
-    CallEnding, CallStep, CallTurn, ClientSupport, Error, InputResponseMap, NAME, StepObserver, Task,
+    CLIENT_NAME, CallEnding, CallStep, CallTurn, ClientSupport, Error, InputResponseMap, StepObserver, Task,
     ToolCall,
-    http_transport::{HttpTransport, is_stream},
-    message::{JsonRpcRequest, JsonRpcResponse, read},
+    http_transport::{HttpTransport, is_event_stream},
+    message::{JsonRpcRequest, JsonRpcResponse, parse_result},
     progress::Progress,
     tools,
 };
@@ -40,16 +40,16 @@ const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// A client of one server. The protocol has no session; the state is that of one call.
 #[derive(Debug)]
 pub struct ModernClient {
-    wire: HttpTransport,
+    transport: HttpTransport,
     /// The capabilities that each request declares.
     declared: ClientSupport,
     next_id: u64,
     /// Arguments of the tool that are mirrored into headers.
-    mirrored: Vec<ParamHeader>,
+    mirrored_params: Vec<ParamHeader>,
     /// The handle of the active task.
     task: Option<String>,
     /// What continues once input responses are given; `Some` while input is required.
-    pause: Option<PendingInput>,
+    pending_input: Option<PendingInput>,
 }
 
 /// What the first response shows about the server's support of this revision.
@@ -88,34 +88,34 @@ struct CallParams<'a> {
 
 impl ModernClient {
     pub fn new(url: Uri, headers: HeaderMap, declared: ClientSupport) -> Self {
-        let wire = HttpTransport::new(url, headers);
-        Self { wire, declared, next_id: 1, mirrored: Vec::new(), task: None, pause: None }
+        let transport = HttpTransport::new(url, headers);
+        Self { transport, declared, next_id: 1, mirrored_params: Vec::new(), task: None, pending_input: None }
     }
 
     /// Calls a tool, and follows its task if the call becomes one.
     pub(super) async fn call(
         &mut self,
         call: &ToolCall<'_>,
-        watch: StepObserver<'_>,
+        on_step: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
         self.task = None;
-        self.send_call(call, None, None, watch).await
+        self.send_call(call, None, None, on_step).await
     }
 
     /// Sends input responses, and continues the call or its task.
-    pub(super) async fn answer(
+    pub(super) async fn respond(
         &mut self,
         call: &ToolCall<'_>,
-        answers: &InputResponseMap,
-        watch: StepObserver<'_>,
+        responses: &InputResponseMap,
+        on_step: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
-        match self.pause.take().expect("responses follow input requests") {
-            PendingInput::Call { state } => self.send_call(call, Some(answers), state, watch).await,
+        match self.pending_input.take().expect("responses follow input requests") {
+            PendingInput::Call { state } => self.send_call(call, Some(responses), state, on_step).await,
             PendingInput::Task { task, mut answered } => {
-                answered.extend(answers.keys().cloned());
-                let updated = self.update(&task, answers, watch).await;
-                updated.map_err(|error| error.of_task(&task.id))?;
-                self.follow(task, answered, watch).await
+                answered.extend(responses.keys().cloned());
+                let updated = self.update(&task, responses, on_step).await;
+                updated.map_err(|error| error.with_task(&task.id))?;
+                self.follow(task, answered, on_step).await
             }
         }
     }
@@ -124,7 +124,7 @@ impl ModernClient {
     /// its future has done (2026-07-28, *Streamable HTTP, Cancellation*).
     pub(super) async fn cancel(&mut self) -> Result<(), Error> {
         let Some(task) = self.task.take() else { return Ok(()) };
-        self.cancel_task(&task).await.map_err(|error| error.of_task(&task))
+        self.cancel_task(&task).await.map_err(|error| error.with_task(&task))
     }
 
     /// Sends the call, for the first time or as a retry with input responses: as a request of its own, with
@@ -132,43 +132,43 @@ impl ModernClient {
     async fn send_call(
         &mut self,
         call: &ToolCall<'_>,
-        mut answers: Option<&InputResponseMap>,
+        mut responses: Option<&InputResponseMap>,
         mut state: Option<Box<RawValue>>,
-        watch: StepObserver<'_>,
+        on_step: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
         loop {
             let id = self.next_id();
-            let mut meta = self.meta();
+            let mut meta = self.request_meta();
             meta[meta::PROGRESS_TOKEN] = id.into();
             let params = CallParams {
                 name: call.tool,
                 arguments: call.arguments,
-                input_responses: answers,
+                input_responses: responses,
                 request_state: state.as_deref(),
                 meta,
             };
-            let mut extra = params::mirror(&self.mirrored, call.arguments);
+            let mut extra = params::mirror_arguments(&self.mirrored_params, call.arguments);
             extra.insert(headers::NAME.clone(), headers::encode(call.tool));
-            let result = match self.request(id, Method::ToolsCall.as_str(), params, extra, watch).await? {
+            let result = match self.request(id, Method::ToolsCall.as_str(), params, extra, on_step).await? {
                 JsonRpcResponse::Result(result) => result,
                 JsonRpcResponse::Error(error) => return Ok(CallEnding::Error(error).into()),
             };
-            let mut outline: ResultOutline<'_> = read(&result)?;
+            let mut outline: ResultOutline<'_> = parse_result(&result)?;
             match outline.result_type.as_deref() {
                 Some("task") => {
                     let task = outline.task()?;
                     if !self.declared.tasks {
                         return Err(Error::UndeclaredTask { task: task.id });
                     }
-                    watch(CallStep::Handle(&task));
+                    on_step(CallStep::Handle(&task));
                     self.task = Some(task.id.clone());
-                    return self.follow(task, BTreeSet::new(), watch).await;
+                    return self.follow(task, BTreeSet::new(), on_step).await;
                 }
                 Some("input_required") => {
                     let requests = outline.input_requests()?;
                     let next = outline.request_state.take();
                     if !requests.is_empty() {
-                        self.pause = Some(PendingInput::Call { state: next });
+                        self.pending_input = Some(PendingInput::Call { state: next });
                         return Ok(CallTurn::InputRequired(requests));
                     }
                     if next.is_none() {
@@ -176,7 +176,7 @@ impl ModernClient {
                             "`input_required` has neither input requests nor `requestState`".to_owned(),
                         ));
                     }
-                    (answers, state) = (None, next);
+                    (responses, state) = (None, next);
                     tokio::time::sleep(RETRY_DELAY).await;
                 }
                 // Older servers name no result type; results of unknown types are shown as they are.
@@ -188,7 +188,7 @@ impl ModernClient {
     /// Looks up the tool before its call, if one is given.
     pub(super) async fn open(&mut self, tool: Option<&str>) -> Result<(), Error> {
         if tool.is_some() {
-            self.probe(tool).await.map_err(hinted)?;
+            self.probe(tool).await.map_err(with_hint)?;
         }
         Ok(())
     }
@@ -201,28 +201,28 @@ impl ModernClient {
     /// help.
     pub(super) async fn probe(&mut self, tool: Option<&str>) -> Result<RevisionSupport, Error> {
         let Some(tool) = tool else {
-            let params = json!({ "_meta": self.meta() });
-            return Ok(RevisionSupport::of(&self.query(&Method::Discover, params).await?));
+            let params = json!({ "_meta": self.request_meta() });
+            return Ok(RevisionSupport::from_response(&self.query(&Method::Discover, params).await?));
         };
-        let mut opened = RevisionSupport::Known;
-        let found = tools::find(tool, async |cursor| {
-            let answer = self.tools_page(cursor).await?;
-            opened = RevisionSupport::of(&answer);
-            Ok(answer)
+        let mut support = RevisionSupport::Known;
+        let listed = tools::find_tool(tool, async |cursor| {
+            let response = self.request_tools_page(cursor).await?;
+            support = RevisionSupport::from_response(&response);
+            Ok(response)
         });
-        let schema = found.await?.and_then(|tool| tool.input_schema);
+        let schema = listed.await?.and_then(|tool| tool.input_schema);
         let schema = schema.map_or_else(Bytes::new, |raw| Bytes::from(raw.get().to_owned()));
-        self.mirrored = headers::param_headers(&schema);
-        Ok(opened)
+        self.mirrored_params = headers::param_headers(&schema);
+        Ok(support)
     }
 
     /// Lists the tools of the server.
-    pub(super) async fn tools(&mut self) -> Result<tools::ToolList, Error> {
-        tools::all(async |cursor| self.tools_page(cursor).await).await
+    pub(super) async fn list_tools(&mut self) -> Result<tools::ToolList, Error> {
+        tools::list_all(async |cursor| self.request_tools_page(cursor).await).await
     }
 
-    async fn tools_page(&mut self, cursor: Option<String>) -> Result<JsonRpcResponse, Error> {
-        let mut params = json!({ "_meta": self.meta() });
+    async fn request_tools_page(&mut self, cursor: Option<String>) -> Result<JsonRpcResponse, Error> {
+        let mut params = json!({ "_meta": self.request_meta() });
         if let Some(cursor) = cursor {
             params["cursor"] = cursor.into();
         }
@@ -242,14 +242,14 @@ impl ModernClient {
     }
 
     /// Returns the metadata of each request (2026-07-28, *Per-request metadata*).
-    fn meta(&self) -> Value {
+    fn request_meta(&self) -> Value {
         let mut capabilities = self.declared.capabilities(Revision::V2026_07_28);
         if self.declared.tasks {
             capabilities["extensions"] = json!({ meta::TASKS_EXTENSION: {} });
         }
         json!({
             meta::PROTOCOL_VERSION: Revision::V2026_07_28.as_str(),
-            meta::CLIENT_INFO: { "name": NAME, "version": env!("CARGO_PKG_VERSION") },
+            meta::CLIENT_INFO: { "name": CLIENT_NAME, "version": env!("CARGO_PKG_VERSION") },
             meta::CLIENT_CAPABILITIES: capabilities,
         })
     }
@@ -260,55 +260,55 @@ impl ModernClient {
         method: &str,
         params: impl Serialize,
         mut extra: HeaderMap,
-        watch: StepObserver<'_>,
+        on_step: StepObserver<'_>,
     ) -> Result<JsonRpcResponse, Error> {
         extra.insert(
             headers::PROTOCOL_VERSION.clone(),
             HeaderValue::from_static(Revision::V2026_07_28.as_str()),
         );
         extra.insert(headers::METHOD.clone(), headers::encode(method));
-        let response = self.wire.post(JsonRpcRequest::new(id, method, params).to_json(), extra).await?;
-        if is_stream(&response) {
-            return self.events(id, response, watch).await;
+        let response = self.transport.post(JsonRpcRequest::new(id, method, params).to_json(), extra).await?;
+        if is_event_stream(&response) {
+            return self.read_events(id, response, on_step).await;
         }
         let status = response.status();
-        JsonRpcResponse::of_document(status, self.wire.read_body(response.into_body()).await?, id)
+        JsonRpcResponse::from_document(status, self.transport.read_body(response.into_body()).await?, id)
     }
 
-    async fn events(
+    async fn read_events(
         &self,
         id: u64,
         response: Response<Incoming>,
-        watch: StepObserver<'_>,
+        on_step: StepObserver<'_>,
     ) -> Result<JsonRpcResponse, Error> {
-        let mut events = self.wire.events(response.into_body());
+        let mut events = self.transport.events(response.into_body());
         while let Some(event) = events.next().await? {
             if event.data.is_empty() {
                 continue;
             }
             let frame = Frame::parse(event.data)?;
-            if let Some(answer) = JsonRpcResponse::of(&frame, id) {
-                return answer;
+            if let Some(response) = JsonRpcResponse::from_frame(&frame, id) {
+                return response;
             }
             if let Some(progress) = Progress::from_frame(&frame, id) {
-                watch(CallStep::Progress(progress));
+                on_step(CallStep::Progress(progress));
             }
         }
-        Err(self.wire.truncated())
+        Err(self.transport.truncated_error())
     }
 }
 
 // === impl RevisionSupport ===
 
 impl RevisionSupport {
-    fn of(answer: &JsonRpcResponse) -> Self {
+    fn from_response(response: &JsonRpcResponse) -> Self {
         #[derive(Deserialize)]
         struct RefusalError {
             code: i64,
             #[serde(default)]
             data: Value,
         }
-        let JsonRpcResponse::Error(error) = answer else { return Self::Known };
+        let JsonRpcResponse::Error(error) = response else { return Self::Known };
         match serde_json::from_str(error.get()) {
             // The error lists the revisions of the server.
             Ok(RefusalError { code: code::UNSUPPORTED_VERSION, data }) => {
@@ -327,7 +327,7 @@ impl RevisionSupport {
 }
 
 /// Adds a hint to errors with which legacy servers answer a request without a handshake.
-fn hinted(error: Error) -> Error {
+fn with_hint(error: Error) -> Error {
     match error {
         Error::Status { status, detail }
             if matches!(

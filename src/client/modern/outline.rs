@@ -41,13 +41,13 @@ impl ResultOutline<'_> {
 
     /// Returns the input requests of the result, in the server's order; empty if there are none.
     pub(super) fn input_requests(&self) -> Result<Vec<RequestedInput>, Error> {
-        let odd = || Error::Invalid("`inputRequests` is not an object of input requests".to_owned());
+        let invalid = || Error::Invalid("`inputRequests` is not an object of input requests".to_owned());
         let Some(raw) = &self.input_requests else { return Ok(Vec::new()) };
-        let requests = JsonObject::read(&Bytes::from(raw.get().to_owned())).map_err(|_| odd())?;
+        let requests = JsonObject::read(&Bytes::from(raw.get().to_owned())).map_err(|_| invalid())?;
         let requested = |(key, raw): (Cow<'_, str>, Bytes)| {
             let method = JsonObject::read(&raw).ok()?.string("method")?;
             Some(RequestedInput { key: key.into_owned(), method, request: InputRequest::from_raw(raw) })
         };
-        requests.members().map(|member| requested(member).ok_or_else(odd)).collect()
+        requests.members().map(|member| requested(member).ok_or_else(invalid)).collect()
     }
 }

@@ -26,11 +26,11 @@ pub(super) const SSE: &str = accept::EVENT_STREAM;
 impl ScriptedServer {
     /// Starts a server that answers with these responses in turn: status, media type and body, in which `$ID`
     /// becomes the id of the request.
-    pub(super) async fn new(answers: &[(u16, &'static str, &str)]) -> Self {
+    pub(super) async fn new(responses: &[(u16, &'static str, &str)]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap()).parse().unwrap();
         let answers: VecDeque<_> =
-            answers.iter().map(|(status, media, body)| (*status, *media, (*body).to_owned())).collect();
+            responses.iter().map(|(status, media, body)| (*status, *media, (*body).to_owned())).collect();
         let answers = Arc::new(Mutex::new(answers));
         let requests = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&requests);

@@ -3,10 +3,10 @@
 
 use super::{
     super::{
-        CallEnding, CallStep, CallTurn, Error, InputResponseMap, LOST_POLLS, POLL_INTERVAL, StepObserver,
+        CallEnding, CallStep, CallTurn, Error, InputResponseMap, MAX_LOST_POLLS, POLL_INTERVAL, StepObserver,
         Task, TaskStatus,
         error::{error_text, is_busy},
-        message::{JsonRpcResponse, read},
+        message::{JsonRpcResponse, parse_result},
     },
     ModernClient, PendingInput,
     outline::ResultOutline,
@@ -24,7 +24,7 @@ impl ModernClient {
     pub(in crate::client) async fn resume(
         &mut self,
         handle: &str,
-        watch: StepObserver<'_>,
+        on_step: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
         self.task = Some(handle.to_owned());
         // The status `input_required` makes the first poll immediate.
@@ -35,7 +35,7 @@ impl ModernClient {
             poll_interval: POLL_INTERVAL,
             ttl: None,
         };
-        self.follow(task, BTreeSet::new(), watch).await
+        self.follow(task, BTreeSet::new(), on_step).await
     }
 
     /// Polls a task to its end, or until it has input requests that are not in `answered`.
@@ -43,38 +43,38 @@ impl ModernClient {
         &mut self,
         task: Task,
         answered: BTreeSet<String>,
-        watch: StepObserver<'_>,
+        on_step: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
         let id = task.id.clone();
-        self.poll_until_turn(task, answered, watch).await.map_err(|error| error.of_task(&id))
+        self.poll_until_turn(task, answered, on_step).await.map_err(|error| error.with_task(&id))
     }
 
     async fn poll_until_turn(
         &mut self,
         mut task: Task,
         answered: BTreeSet<String>,
-        watch: StepObserver<'_>,
+        on_step: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
-        let mut wait = task.status == TaskStatus::Working;
+        let mut should_wait = task.status == TaskStatus::Working;
         loop {
-            if wait {
+            if should_wait {
                 tokio::time::sleep(task.poll_delay()).await;
             }
-            wait = true;
-            let result = match self.task_request_retried(Method::TasksGet, &task, None, watch).await? {
+            should_wait = true;
+            let result = match self.retry_task_request(Method::TasksGet, &task, None, on_step).await? {
                 JsonRpcResponse::Result(result) => result,
                 JsonRpcResponse::Error(error) => return Ok(CallEnding::Error(error).into()),
             };
-            let mut outline: ResultOutline<'_> = read(&result)?;
+            let mut outline: ResultOutline<'_> = parse_result(&result)?;
             task = outline.task()?;
-            watch(CallStep::Polled(&task));
+            on_step(CallStep::Polled(&task));
             match task.status {
                 TaskStatus::Working => {}
                 TaskStatus::InputRequired => {
                     let mut requests = outline.input_requests()?;
                     requests.retain(|request| !answered.contains(&request.key));
                     if !requests.is_empty() {
-                        self.pause = Some(PendingInput::Task { task, answered });
+                        self.pending_input = Some(PendingInput::Task { task, answered });
                         return Ok(CallTurn::InputRequired(requests));
                     }
                 }
@@ -104,10 +104,10 @@ impl ModernClient {
     pub(super) async fn update(
         &mut self,
         task: &Task,
-        answers: &InputResponseMap,
-        watch: StepObserver<'_>,
+        responses: &InputResponseMap,
+        on_step: StepObserver<'_>,
     ) -> Result<(), Error> {
-        match self.task_request_retried(Method::TasksUpdate, task, Some(answers), watch).await? {
+        match self.retry_task_request(Method::TasksUpdate, task, Some(responses), on_step).await? {
             JsonRpcResponse::Result(_) => Ok(()),
             JsonRpcResponse::Error(error) => Err(Error::Refused(error_text(&error))),
         }
@@ -115,36 +115,36 @@ impl ModernClient {
 
     /// Sends a request about a task, and repeats it at most [`MAX_LOST_POLLS`] times if the server was not
     /// reached.
-    async fn task_request_retried(
+    async fn retry_task_request(
         &mut self,
         method: Method,
         task: &Task,
-        answers: Option<&InputResponseMap>,
-        watch: StepObserver<'_>,
+        responses: Option<&InputResponseMap>,
+        on_step: StepObserver<'_>,
     ) -> Result<JsonRpcResponse, Error> {
-        for _ in 0..LOST_POLLS {
-            match self.task_request(&method, &task.id, answers).await {
-                Err(error) if error.is_transient() => watch(CallStep::Lost(&error)),
+        for _ in 0..MAX_LOST_POLLS {
+            match self.send_task_request(&method, &task.id, responses).await {
+                Err(error) if error.is_transient() => on_step(CallStep::Lost(&error)),
                 outcome => return outcome,
             }
             tokio::time::sleep(task.poll_delay()).await;
         }
-        self.task_request(&method, &task.id, answers).await
+        self.send_task_request(&method, &task.id, responses).await
     }
 
     /// Cancels a task at the server.
     pub(super) async fn cancel_task(&mut self, task: &str) -> Result<(), Error> {
-        match self.task_request(&Method::TasksCancel, task, None).await? {
+        match self.send_task_request(&Method::TasksCancel, task, None).await? {
             JsonRpcResponse::Result(_) => Ok(()),
             JsonRpcResponse::Error(error) => Err(Error::NotCancelled(error_text(&error))),
         }
     }
 
-    async fn task_request(
+    async fn send_task_request(
         &mut self,
         method: &Method,
         task: &str,
-        answers: Option<&InputResponseMap>,
+        responses: Option<&InputResponseMap>,
     ) -> Result<JsonRpcResponse, Error> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
@@ -157,11 +157,12 @@ impl ModernClient {
         }
         let mut extra = HeaderMap::new();
         extra.insert(headers::NAME.clone(), headers::encode(task));
-        let params = TaskRequestParams { task_id: task, input_responses: answers, meta: self.meta() };
+        let params =
+            TaskRequestParams { task_id: task, input_responses: responses, meta: self.request_meta() };
         let id = self.next_id();
         match self.request(id, method.as_str(), params, extra, &mut |_| {}).await? {
             JsonRpcResponse::Error(error) if is_busy(&error) => Err(Error::Busy(error_text(&error))),
-            answer => Ok(answer),
+            response => Ok(response),
         }
     }
 }

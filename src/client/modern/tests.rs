@@ -26,14 +26,14 @@ impl ScriptedServer {
         let mut answers = answers.iter();
         while let Ok(CallTurn::InputRequired(questions)) = turn {
             let keys: Vec<_> = questions.iter().map(|question| &*question.key).collect();
-            let whence = match client.pause.as_ref().expect("it waits for the answers") {
+            let whence = match client.pending_input.as_ref().expect("it waits for the answers") {
                 PendingInput::Call { .. } => "",
                 PendingInput::Task { .. } => "in a task: ",
             };
             steps.push(format!("Asked({whence}{})", keys.join(" ")));
             let answers = answers.next().expect("an answer is left");
             let answers: InputResponseMap = serde_json::from_str(answers).unwrap();
-            turn = client.answer(&call, &answers, &mut |step| steps.push(format!("{step:?}"))).await;
+            turn = client.respond(&call, &answers, &mut |step| steps.push(format!("{step:?}"))).await;
         }
         let ending = turn.map(|turn| match turn {
             CallTurn::Ended(ending) => ending,
@@ -56,7 +56,7 @@ fn task(status: &str, more: &str) -> String {
     )
 }
 
-fn handle() -> String {
+fn created_task() -> String {
     task("working", "").replace(r#""complete""#, r#""task""#)
 }
 
@@ -104,7 +104,7 @@ async fn a_stream_that_ends_early_is_a_lost_connection() {
 #[tokio::test(start_paused = true)]
 async fn a_task_is_polled_to_its_end_even_if_a_poll_is_lost() {
     let server = ScriptedServer::new(&[
-        (200, JSON, &handle()),
+        (200, JSON, &created_task()),
         (200, JSON, &task("working", r#","statusMessage":"half way (2/4)""#)),
         (503, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-31006,"message":"busy"}}"#),
         (200, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-31006,"message":"busy"}}"#),
@@ -134,17 +134,18 @@ async fn every_end_of_a_task_is_distinguished() {
             r#"Error(RawValue({"code":-32602,"message":"Task not found"}))"#,
         ),
     ] {
-        let server = ScriptedServer::new(&[(200, JSON, &handle()), (200, JSON, &last)]).await;
+        let server = ScriptedServer::new(&[(200, JSON, &created_task()), (200, JSON, &last)]).await;
         let (ending, _) = server.call("{}").await;
         let ending = format!("{:?}", ending.expect("it ended"));
         assert!(ending.starts_with(expected), "{ending}");
     }
-    let server = ScriptedServer::new(&[(200, JSON, &handle()), (200, JSON, &task("completed", ""))]).await;
+    let server =
+        ScriptedServer::new(&[(200, JSON, &created_task()), (200, JSON, &task("completed", ""))]).await;
     let error = server.call("{}").await.0.unwrap_err().to_string();
     assert_eq!(error, "task t1: the response is not valid: a completed task without its result");
 }
 
-fn asks(questions: &str, state: &str) -> String {
+fn input_required(questions: &str, state: &str) -> String {
     format!(
         r#"{{"jsonrpc":"2.0","id":$ID,"result":{{"resultType":"input_required","inputRequests":{{{questions}}}{state}}}}}"#
     )
@@ -158,12 +159,12 @@ async fn a_call_is_made_again_with_answers_and_the_state_that_came_with_the_ques
         (
             200,
             JSON,
-            &asks(
+            &input_required(
                 r#""z":{"method":"roots/list"},"a":{"method":"vendor/ask"}"#,
                 r#","requestState":"s\u0041/1""#,
             ),
         ),
-        (200, JSON, &asks(r#""b":{"method":"roots/list"}"#, "")),
+        (200, JSON, &input_required(r#""b":{"method":"roots/list"}"#, "")),
         (200, JSON, DONE),
     ])
     .await;
@@ -193,10 +194,10 @@ async fn a_call_is_made_again_with_answers_and_the_state_that_came_with_the_ques
 #[tokio::test(start_paused = true)]
 async fn a_request_state_without_input_requests_is_retried() {
     let server = ScriptedServer::new(&[
-        (200, JSON, &asks("", r#","requestState":"s1""#)),
-        (200, JSON, &asks("", r#","requestState":"s2""#)),
+        (200, JSON, &input_required("", r#","requestState":"s1""#)),
+        (200, JSON, &input_required("", r#","requestState":"s2""#)),
         (200, JSON, DONE),
-        (200, JSON, &asks("", "")),
+        (200, JSON, &input_required("", "")),
     ])
     .await;
     let (ending, steps) = server.call("{}").await;
@@ -216,7 +217,7 @@ async fn a_task_gets_its_input_responses_and_no_request_is_returned_twice() {
         task("input_required", &format!(r#","inputRequests":{{{}}}"#, questions.join(",")))
     };
     let server = ScriptedServer::new(&[
-        (200, JSON, &handle()),
+        (200, JSON, &created_task()),
         (200, JSON, &question("a b")),
         (503, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-31006,"message":"busy"}}"#),
         (200, JSON, DONE),
@@ -249,10 +250,10 @@ async fn refused_input_responses_are_an_error_with_the_reason() {
     let asked = task("input_required", r#","inputRequests":{"a":{"method":"roots/list"}}"#);
     let refused = r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-32602,"message":"no"}}"#;
     let server =
-        ScriptedServer::new(&[(200, JSON, &handle()), (200, JSON, &asked), (200, JSON, refused)]).await;
+        ScriptedServer::new(&[(200, JSON, &created_task()), (200, JSON, &asked), (200, JSON, refused)]).await;
     let error = server.call_and_answer("{}", &["{}"]).await.0.unwrap_err().to_string();
     assert_eq!(error, "task t1: the input responses were refused: no (-32602)");
-    let server = ScriptedServer::new(&[(200, JSON, &asks(r#""a":1"#, ""))]).await;
+    let server = ScriptedServer::new(&[(200, JSON, &input_required(r#""a":1"#, ""))]).await;
     assert!(matches!(server.call("{}").await.0, Err(Error::Invalid(_))));
 }
 
@@ -292,7 +293,7 @@ async fn arguments_are_mirrored_where_the_tool_asks_for_it_on_whatever_page_it_i
     client.probe(Some("tool")).await.unwrap();
     assert_eq!(server.requests()[1].1["params"]["cursor"], "c2");
     let arguments = super::super::arguments(r#"{"region":"Zürich","deep":{"n":42}}"#).unwrap();
-    let headers = params::mirror(&client.mirrored, &arguments);
+    let headers = params::mirror_arguments(&client.mirrored_params, &arguments);
     assert_eq!(headers["mcp-param-n"], "42");
     assert_eq!(headers["mcp-param-region"], headers::encode("Zürich"));
     assert!(!headers.contains_key("mcp-param-on"));
@@ -310,7 +311,7 @@ async fn a_server_that_is_not_there_is_named() {
 
 #[tokio::test]
 async fn an_undeclared_task_is_not_followed() {
-    let server = ScriptedServer::new(&[(200, JSON, &handle())]).await;
+    let server = ScriptedServer::new(&[(200, JSON, &created_task())]).await;
     let mut client = ModernClient::new(server.url.clone(), HeaderMap::new(), ClientSupport::default());
     let arguments = super::super::no_arguments();
     let call = ToolCall { tool: "tool", arguments: &arguments };

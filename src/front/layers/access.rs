@@ -82,7 +82,7 @@ where
                 if let RefusalReason::Access(denied) = &refusal {
                     log_denied(&incoming, denied);
                 }
-                AccessFuture::Denied(Some(Box::new(refuse(refusal, incoming.line))))
+                AccessFuture::Denied(Some(Box::new(refuse(refusal, incoming.entry))))
             }
         }
     }
@@ -113,7 +113,7 @@ impl<F: Future<Output = Result<AccessResponse, Infallible>>> Future for AccessFu
 fn log_denied<B>(incoming: &IncomingRequest<B>, denied: &policy::AccessDenial) {
     let (host, origin) = denied.denied_values();
     let forwarded = forwarded_for(incoming.request.headers());
-    let client = incoming.line.connection().peer;
+    let client = incoming.entry.connection().peer;
     AccessDenied { listener: "clients", client, forwarded: forwarded.as_deref(), host, origin }.emit();
 }
 

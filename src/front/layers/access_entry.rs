@@ -34,7 +34,7 @@ pub(in crate::front) struct AccessEntry(Box<EntryFields>);
 struct EntryFields {
     connection: Arc<ClientConnection>,
     /// When the request had arrived to its end; until then, when its head had.
-    since: Instant,
+    received_at: Instant,
     /// The HTTP method, until the message has been read.
     method: MessageName,
     /// The tool, resource, prompt or task that the message names, cut to [`MAX_TARGET`] characters.
@@ -44,7 +44,7 @@ struct EntryFields {
     /// The token of the request, if it needed one.
     token: Option<Arc<AccessToken>>,
     principal: Principal,
-    client: Option<Era>,
+    client_era: Option<Era>,
     /// The session of a legacy client.
     session: Option<SessionTag>,
     /// Whether the request was sent to a server.
@@ -52,7 +52,7 @@ struct EntryFields {
     /// The HTTP status, once it is determined.
     status: Option<StatusCode>,
     /// `None` until the response is given to the connection.
-    end: Option<EntryOutcome>,
+    completion: Option<EntryOutcome>,
     /// The span of the request, which ends with the entry.
     span: Span,
     /// The permit of the call, held while the entry is open.
@@ -64,7 +64,7 @@ struct EntryFields {
 /// Characters of a target that are logged.
 const MAX_TARGET: usize = 200;
 /// Characters of a task id that are logged: the whole id would give access to the result.
-const SHOWN_TASK_ID: usize = 8;
+const MAX_TASK_ID: usize = 8;
 
 /// What the entry names as the method of the request.
 enum MessageName {
@@ -78,10 +78,10 @@ enum MessageName {
 
 /// How and when a request ended.
 struct EntryOutcome {
-    account: AccessSummary,
+    summary: AccessSummary,
     /// Time that the proxy itself used.
-    own: Duration,
-    at: Instant,
+    proxy_time: Duration,
+    ended_at: Instant,
 }
 
 /// Messages of a batch whose methods are logged.
@@ -93,18 +93,18 @@ impl AccessEntry {
     /// Begins an entry when a request's head has been read.
     pub(in crate::front) fn begin(connection: Arc<ClientConnection>, method: http::Method) -> Self {
         Self(Box::new(EntryFields {
-            since: connection.clock().now(),
+            received_at: connection.clock().now(),
             connection,
             method: MessageName::Http(method),
             target: None,
             route: None,
             token: None,
             principal: Principal::ANONYMOUS,
-            client: None,
+            client_era: None,
             session: None,
             is_forwarded: false,
             status: None,
-            end: None,
+            completion: None,
             span: Span::default(),
             permit: None,
             content: None,
@@ -133,12 +133,12 @@ impl AccessEntry {
     }
 
     /// Returns the name of the request's token; `None` if it needed none.
-    pub(in crate::front) fn token(&self) -> Option<&str> {
+    pub(in crate::front) fn token_name(&self) -> Option<&str> {
         self.0.token.as_deref().map(AccessToken::name)
     }
 
     /// Returns the token of the request; `None` if it needed none.
-    pub(in crate::front) fn shown_token(&self) -> Option<&Arc<AccessToken>> {
+    pub(in crate::front) fn access_token(&self) -> Option<&Arc<AccessToken>> {
         self.0.token.as_ref()
     }
 
@@ -155,17 +155,17 @@ impl AccessEntry {
 
     /// Sets the era of the client.
     pub(in crate::front) fn set_client_era(&mut self, era: Era) {
-        self.0.client = Some(era);
+        self.0.client_era = Some(era);
     }
 
     /// Records that the whole request has arrived and is sent to a server. Returns the current time.
     pub(in crate::front) fn begin_call(&mut self, call: &crate::dialect::Call) -> Instant {
-        self.0.since = self.0.connection.clock().now();
+        self.0.received_at = self.0.connection.clock().now();
         self.0.method = MessageName::Rpc(call.method.clone());
         self.0.target = call.target.as_deref().map(|target| truncated_target(&call.method, target));
         self.0.is_forwarded = true;
         self.record_arguments(call.params.as_ref());
-        self.0.since
+        self.0.received_at
     }
 
     /// Keeps the arguments of the call, if a tap (`deferral tap`) shows arguments.
@@ -186,8 +186,8 @@ impl AccessEntry {
 
     /// Records that the whole request has arrived and is relayed to a server.
     pub(in crate::front) fn begin_relay(&mut self, post: &LegacyPost) {
-        self.0.since = self.0.connection.clock().now();
-        self.0.client = Some(Era::Legacy);
+        self.0.received_at = self.0.connection.clock().now();
+        self.0.client_era = Some(Era::Legacy);
         self.0.is_forwarded = true;
         match &*post.messages {
             [] => {
@@ -200,9 +200,9 @@ impl AccessEntry {
                 self.0.target = target.as_deref().map(|target| truncated_target(method, target));
             }
             [ClientMessage::Notification(method)] => self.0.method = MessageName::Rpc(method.clone()),
-            several => {
+            messages => {
                 let names: Vec<_> =
-                    several.iter().take(MAX_NAMED_MESSAGES).map(ClientMessage::method_name).collect();
+                    messages.iter().take(MAX_NAMED_MESSAGES).map(ClientMessage::method_name).collect();
                 self.0.method = MessageName::Post(names.join(",").into());
             }
         }
@@ -232,10 +232,14 @@ impl AccessEntry {
 
     /// Records that the response is given to the connection, with its outcome. Until then the client may
     /// disconnect.
-    pub(in crate::front) fn complete(&mut self, account: AccessSummary) {
-        let at = self.0.connection.clock().now();
-        let waited = at.saturating_duration_since(self.0.since);
-        self.0.end = Some(EntryOutcome { own: waited.saturating_sub(account.upstream_time), account, at });
+    pub(in crate::front) fn complete(&mut self, summary: AccessSummary) {
+        let now = self.0.connection.clock().now();
+        let elapsed = now.saturating_duration_since(self.0.received_at);
+        self.0.completion = Some(EntryOutcome {
+            proxy_time: elapsed.saturating_sub(summary.upstream_time),
+            summary,
+            ended_at: now,
+        });
     }
 }
 
@@ -243,7 +247,7 @@ impl AccessEntry {
 /// that suffices to find the task, because the whole id gives access to its result.
 fn truncated_target(method: &Method, target: &str) -> String {
     let length = match method {
-        Method::TasksGet | Method::TasksUpdate | Method::TasksCancel | Method::TasksResult => SHOWN_TASK_ID,
+        Method::TasksGet | Method::TasksUpdate | Method::TasksCancel | Method::TasksResult => MAX_TASK_ID,
         _ => MAX_TARGET,
     };
     // Most targets are short; spare them the count of characters.
@@ -269,24 +273,24 @@ impl MessageName {
 
 impl Drop for EntryFields {
     fn drop(&mut self) {
-        let end = self.end.take().unwrap_or_else(|| {
+        let completion = self.completion.take().unwrap_or_else(|| {
             // The client disconnected while the proxy waited for the server, so the time counts as the
             // server's.
-            let at = self.connection.clock().now();
-            let waited = at.saturating_duration_since(self.since);
-            let upstream = if self.is_forwarded { waited } else { Duration::ZERO };
-            let account = AccessSummary {
+            let now = self.connection.clock().now();
+            let elapsed = now.saturating_duration_since(self.received_at);
+            let upstream = if self.is_forwarded { elapsed } else { Duration::ZERO };
+            let summary = AccessSummary {
                 outcome: RequestOutcome::Disconnected,
                 upstream_time: upstream,
                 ..AccessSummary::default()
             };
-            EntryOutcome { own: waited.saturating_sub(upstream), account, at }
+            EntryOutcome { proxy_time: elapsed.saturating_sub(upstream), summary, ended_at: now }
         });
-        self.connection.end(end.at);
-        let tag = end.account.task.as_ref().map(|task| task.tag());
+        self.connection.end_request(completion.ended_at);
+        let tag = completion.summary.task.as_ref().map(|task| task.tag());
         let tool = match &self.method {
             MessageName::Rpc(Method::ToolsCall)
-                if self.is_forwarded && end.account.shown_status.is_none() =>
+                if self.is_forwarded && completion.summary.shown_status.is_none() =>
             {
                 self.target.as_deref()
             }
@@ -294,9 +298,9 @@ impl Drop for EntryFields {
         };
         let session = self.session.as_ref().map(|session| session as &dyn std::fmt::Display);
         let route = self.route.as_ref().map_or("", InFlightRequest::route);
-        span::end(
+        span::end_span(
             &mut self.span,
-            &span::SpanSummary { connection: &self.connection, route, session, account: &end.account },
+            &span::SpanSummary { connection: &self.connection, route, session, summary: &completion.summary },
         );
         AccessEvent {
             method: self.method.as_str(),
@@ -314,17 +318,17 @@ impl Drop for EntryFields {
             route,
             token: self.token.as_deref().map(AccessToken::name),
             principal: &self.principal,
-            client_era: self.client.map_or("", Era::as_str),
+            client_era: self.client_era.map_or("", Era::as_str),
             task: tag.as_ref().map(|tag| tag as _),
             session,
-            shown: end.account.shown_status,
+            shown: completion.summary.shown_status,
             // Nothing was sent to a client that disconnected first; 499 is the usual status for that.
             status: self.status.map_or(499, |status| status.as_u16()),
-            outcome: end.account.outcome,
-            reason: end.account.reason.as_deref(),
-            code: end.account.code.map(|code| code.get().into()),
-            upstream: end.account.upstream_time,
-            own: end.own,
+            outcome: completion.summary.outcome,
+            reason: completion.summary.reason.as_deref(),
+            code: completion.summary.code.map(|code| code.get().into()),
+            upstream: completion.summary.upstream_time,
+            own: completion.proxy_time,
             content: self.content.as_deref(),
         }
         .emit();

@@ -29,7 +29,7 @@ pub(in crate::front) struct HealthChecks<S> {
 type HealthResponse = http::Response<FrontBody>;
 
 /// The methods that the path serves, as in `Allow`.
-const SERVED: &str = "GET, HEAD";
+const HEALTH_METHODS: &str = "GET, HEAD";
 
 // === impl HealthChecks ===
 
@@ -39,24 +39,27 @@ impl<S> HealthChecks<S> {
     }
 
     fn answer<B>(&self, health: &HealthConfig, incoming: IncomingRequest<B>) -> HealthResponse {
-        let IncomingRequest { request, line } = incoming;
-        line.connection().complete_request();
+        let IncomingRequest { request, entry } = incoming;
+        entry.connection().complete_request();
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return refuse(RefusalReason::Method { method: request.method().clone(), allow: SERVED }, line);
+            return refuse(
+                RefusalReason::Method { method: request.method().clone(), allow: HEALTH_METHODS },
+                entry,
+            );
         }
-        let (status, body) = self.state(health);
-        let mut response = responses::json(status, Bytes::from_static(body), AccessSummary::default(), line);
+        let (status, body) = self.readiness(health);
+        let mut response = responses::json(status, Bytes::from_static(body), AccessSummary::default(), entry);
         // A cached state would be of no use.
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }
 
     /// Returns the status and body that `/ready` of the admin listener has, without the names of servers.
-    fn state(&self, health: &HealthConfig) -> (StatusCode, &'static [u8]) {
-        let is_waiting = || self.front.services.iter().any(|service| !service.is_reachable());
+    fn readiness(&self, health: &HealthConfig) -> (StatusCode, &'static [u8]) {
+        let has_unreachable_server = || self.front.services.iter().any(|service| !service.is_reachable());
         if self.front.drain_notice.is_stopped() {
             (StatusCode::SERVICE_UNAVAILABLE, br#"{"status":"stopping"}"#)
-        } else if health.needs_servers && is_waiting() {
+        } else if health.needs_servers && has_unreachable_server() {
             (StatusCode::SERVICE_UNAVAILABLE, br#"{"status":"waiting"}"#)
         } else {
             (StatusCode::OK, br#"{"status":"ready"}"#)

@@ -11,23 +11,23 @@ use std::{collections::BTreeMap, sync::Arc};
 /// Derives the principal of a request on this route from the name of its token, if it needed one, and from
 /// the header that the route names. The header distinguishes clients that share a token, and cannot lead to
 /// the principal of another token. [`Principal::ANONYMOUS`] without either.
-pub(in crate::front) fn principal(
+pub(in crate::front) fn derive_principal(
     key: &PrincipalKey,
     route: &Route,
     token: Option<&str>,
     headers: &HeaderMap,
 ) -> Principal {
-    let name = match &route.principal {
+    let header = match &route.principal {
         PrincipalSource::Authorization => &AUTHORIZATION,
         PrincipalSource::Header(name) => name,
     };
     let mut parts = SmallVec::<[&[u8]; 4]>::new();
-    parts.extend(token.into_iter().flat_map(|token| [TOKEN, token.as_bytes()]));
-    let before = parts.len();
-    parts.push(name.as_str().as_bytes());
-    parts.extend(headers.get_all(name).iter().map(HeaderValue::as_bytes));
-    if parts.len() == before + 1 {
-        parts.truncate(before);
+    parts.extend(token.into_iter().flat_map(|token| [TOKEN_LABEL, token.as_bytes()]));
+    let token_parts = parts.len();
+    parts.push(header.as_str().as_bytes());
+    parts.extend(headers.get_all(header).iter().map(HeaderValue::as_bytes));
+    if parts.len() == token_parts + 1 {
+        parts.truncate(token_parts);
     }
     match parts.len() {
         0 => Principal::ANONYMOUS,
@@ -37,7 +37,7 @@ pub(in crate::front) fn principal(
 
 /// Precedes a token's name among the parts of a principal. No header has this name, so no header can stand
 /// for a token.
-const TOKEN: &[u8] = b"token:";
+const TOKEN_LABEL: &[u8] = b"token:";
 
 /// Token names by principal, for the principals that are derived from a token of `access.tokens` alone.
 #[derive(Clone, Debug, Default)]
@@ -60,7 +60,7 @@ impl PrincipalNames {
     pub fn with_tokens(mut self, tokens: &TokenSet) -> Self {
         let named = tokens
             .names()
-            .map(|name| (self.key.derive_principal(&[TOKEN, name.as_bytes()]), Arc::clone(name)));
+            .map(|name| (self.key.derive_principal(&[TOKEN_LABEL, name.as_bytes()]), Arc::clone(name)));
         let named: Vec<_> = named.collect();
         self.names.extend(named);
         self
@@ -73,23 +73,23 @@ impl PrincipalNames {
 
     /// Returns the principals of the token with this name.
     pub fn principals_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Principal> {
-        self.names.iter().filter(move |(_, known)| ***known == *name).map(|(principal, _)| principal)
+        self.names.iter().filter(move |(_, other)| ***other == *name).map(|(principal, _)| principal)
     }
 }
 
 /// Reads the credentials of a request that are sent to the server of this route.
-pub(in crate::front) fn credentials(route: &Route, headers: &HeaderMap) -> Credentials {
+pub(in crate::front) fn read_credentials(route: &Route, headers: &HeaderMap) -> Credentials {
     Credentials::from_request(headers, &route.session_headers)
 }
 
 /// Removes the headers that `Connection` names, except those that this route forwards or reads the principal
 /// from: a proxy in front may have added them to a request with a client's `Connection`.
 pub(in crate::front) fn remove_hop_headers(route: &Route, headers: &mut HeaderMap) {
-    let names_principal = match &route.principal {
+    let principal_header = match &route.principal {
         PrincipalSource::Authorization => None,
         PrincipalSource::Header(name) => Some(name),
     };
-    remove_named_by_connection(headers, route.session_headers.iter().chain(names_principal));
+    remove_named_by_connection(headers, route.session_headers.iter().chain(principal_header));
 }
 
 #[cfg(test)]
@@ -136,7 +136,7 @@ mod tests {
     fn principals_are_distinguished_by_authorization() {
         let route = route(PrincipalSource::Authorization, &[]);
         let of = |value| {
-            principal(
+            derive_principal(
                 &PrincipalKey::default(),
                 &route,
                 None,
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(of("Bearer a"), of("Bearer a"));
         assert_ne!(of("Bearer a"), of("Bearer b"));
         assert_eq!(
-            principal(&PrincipalKey::default(), &route, None, &headers(&[("x-user", "u")])),
+            derive_principal(&PrincipalKey::default(), &route, None, &headers(&[("x-user", "u")])),
             Principal::ANONYMOUS
         );
     }
@@ -155,7 +155,7 @@ mod tests {
     fn principals_are_distinguished_by_the_header_of_the_route() {
         let route = route(PrincipalSource::Header(HeaderName::from_static("x-user")), &[]);
         let of = |token, user| {
-            principal(
+            derive_principal(
                 &PrincipalKey::default(),
                 &route,
                 None,
@@ -165,16 +165,22 @@ mod tests {
         assert_eq!(of("Bearer a", "u"), of("Bearer refreshed", "u"));
         assert_ne!(of("Bearer a", "u"), of("Bearer a", "v"));
         assert!(
-            principal(&PrincipalKey::default(), &route, None, &headers(&[("authorization", "Bearer a")]))
-                .is_anonymous()
+            derive_principal(
+                &PrincipalKey::default(),
+                &route,
+                None,
+                &headers(&[("authorization", "Bearer a")])
+            )
+            .is_anonymous()
         );
     }
 
     #[test]
     fn a_principal_is_scoped_by_its_token() {
         let plain = route(PrincipalSource::Authorization, &[]);
-        let of =
-            |token, pairs: &[_]| principal(&PrincipalKey::default(), &plain, Some(token), &headers(pairs));
+        let of = |token, pairs: &[_]| {
+            derive_principal(&PrincipalKey::default(), &plain, Some(token), &headers(pairs))
+        };
         assert_eq!(of("alice", &[]), of("alice", &[("x-user", "bob")]));
         assert_ne!(of("alice", &[]), of("bob", &[]));
         let callers =
@@ -186,7 +192,8 @@ mod tests {
         assert!(!of("alice", &[]).is_anonymous());
 
         let by_user = route(PrincipalSource::Header(HeaderName::from_static("x-user")), &[]);
-        let of = |token, pairs: &[_]| principal(&PrincipalKey::default(), &by_user, token, &headers(pairs));
+        let of =
+            |token, pairs: &[_]| derive_principal(&PrincipalKey::default(), &by_user, token, &headers(pairs));
         let (a, b) = (Some("alice"), Some("bob"));
         let all = [
             of(a, &[]),
@@ -203,7 +210,7 @@ mod tests {
     #[test]
     fn credentials_are_forwarded_and_hop_headers_are_not() {
         let shown = |forward: &[&'static str]| {
-            let shown = credentials(
+            let shown = read_credentials(
                 &route(PrincipalSource::Authorization, forward),
                 &headers(&[
                     ("host", "h"),

@@ -42,9 +42,9 @@ type RouteResponse = http::Response<FrontBody>;
 
 impl<S> RouteHeaders<S> {
     pub(in crate::front) fn new(inner: S, front: &Arc<Front>) -> Self {
-        let of_route = |headers: &ResponseHeaders| (!headers.is_empty()).then(|| Arc::new(headers.clone()));
+        let non_empty = |headers: &ResponseHeaders| (!headers.is_empty()).then(|| Arc::new(headers.clone()));
         let headers: Vec<_> =
-            front.services.iter().map(|service| of_route(&service.route().response_headers)).collect();
+            front.services.iter().map(|service| non_empty(&service.route().response_headers)).collect();
         let has_any = headers.iter().any(Option::is_some);
         Self { inner, routes: has_any.then(|| RouteHeaderTable { front: Arc::clone(front), headers }) }
     }
@@ -60,7 +60,7 @@ where
 
     fn call(&self, incoming: IncomingRequest<B>) -> Self::Future {
         let headers = self.routes.as_ref().and_then(|routes| {
-            let position = routes.front.position(incoming.request.uri().path())?;
+            let position = routes.front.route_index(incoming.request.uri().path())?;
             routes.headers.get(position)?.clone()
         });
         RouteHeadersFuture { inner: self.inner.call(incoming), headers }

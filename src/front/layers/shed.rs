@@ -47,17 +47,17 @@ where
 
     fn call(&self, mut admitted: AdmittedRequest<B>) -> Self::Future {
         if let Some(permit) = self.permits.try_acquire() {
-            admitted.incoming.line.set_permit(permit);
+            admitted.incoming.entry.set_permit(permit);
             return Either::Left(self.inner.call(admitted));
         }
         if dispatch::may_be_legacy(&admitted.incoming.request)
             && let Some(permit) = self.permits.try_acquire_shed()
         {
-            admitted.incoming.line.set_permit(permit);
+            admitted.incoming.entry.set_permit(permit);
             admitted.over_limit = Some(self.limit);
             return Either::Left(self.inner.call(admitted));
         }
         let busy = RefusalReason::Busy { limit: self.limit };
-        Either::Right(ready(Ok(refuse(busy, admitted.incoming.line))))
+        Either::Right(ready(Ok(refuse(busy, admitted.incoming.entry))))
     }
 }

@@ -27,7 +27,7 @@ use http::HeaderMap;
 use std::fmt::Display;
 
 /// Begins the span of a request of 2026-07-28; an empty span if tracing is off.
-pub(in crate::front) fn call_span(tracer: &Tracer, call: &Call, headers: &HeaderMap) -> Span {
+pub(in crate::front) fn begin_call_span(tracer: &Tracer, call: &Call, headers: &HeaderMap) -> Span {
     if !tracer.is_on() {
         return Span::default();
     }
@@ -47,11 +47,11 @@ pub(in crate::front) fn call_span(tracer: &Tracer, call: &Call, headers: &Header
 
 /// Begins the span of a legacy client's POST; a batch has one span. An empty span if tracing is off, or for a
 /// POST of responses alone.
-pub(in crate::front) fn post_span(
+pub(in crate::front) fn begin_post_span(
     tracer: &Tracer,
     post: &LegacyPost,
     message: Option<&Frame>,
-    names: &str,
+    methods: &str,
     headers: &HeaderMap,
 ) -> Span {
     if !tracer.is_on() || post.messages.iter().all(|it| matches!(it, legacy::ClientMessage::Response(_))) {
@@ -62,7 +62,7 @@ pub(in crate::front) fn post_span(
         _ => (None, None),
     };
     let params = message.and_then(Frame::params);
-    let mut span = begin(tracer, MessageAttributes { method: names, target, id }, params, headers);
+    let mut span = begin(tracer, MessageAttributes { method: methods, target, id }, params, headers);
     if let [legacy::ClientMessage::Request { method, target: Some(id), .. }] = &post.messages[..]
         && method.is_about_legacy_tasks()
     {
@@ -77,17 +77,17 @@ fn begin(
     params: Option<&Payload>,
     headers: &HeaderMap,
 ) -> Span {
-    let in_meta = params.and_then(Payload::meta).and_then(TraceContext::from_meta);
-    let in_headers = TraceContext::from_headers(headers);
-    let mut span = message.begin(tracer, SpanKind::Server, in_meta.as_ref().or(in_headers.as_ref()));
-    if let (Some(meta), Some(headers)) = (&in_meta, &in_headers)
+    let meta_context = params.and_then(Payload::meta).and_then(TraceContext::from_meta);
+    let header_context = TraceContext::from_headers(headers);
+    let mut span = message.begin(tracer, SpanKind::Server, meta_context.as_ref().or(header_context.as_ref()));
+    if let (Some(meta), Some(headers)) = (&meta_context, &header_context)
         && meta.span != headers.span
     {
         span.link(headers);
     }
     if span.is_recorded() {
-        let named = headers.get(&PROTOCOL_VERSION).and_then(|value| headers::decode(value).ok());
-        let revision = named.and_then(|text| Revision::parse(&text));
+        let version_header = headers.get(&PROTOCOL_VERSION).and_then(|value| headers::decode(value).ok());
+        let revision = version_header.and_then(|text| Revision::parse(&text));
         if let Some(revision) = revision.or_else(|| requested_revision(message.method, params)) {
             span.set("mcp.protocol.version", revision.as_str());
         }
@@ -107,60 +107,60 @@ pub(super) struct SpanSummary<'a> {
     pub(super) connection: &'a ClientConnection,
     pub(super) route: &'a str,
     pub(super) session: Option<&'a dyn Display>,
-    pub(super) account: &'a AccessSummary,
+    pub(super) summary: &'a AccessSummary,
 }
 
 /// Records in the span how the request ended. Of a server's error only the code is recorded: its message may
 /// contain request data.
-pub(super) fn end(span: &mut Span, ending: &SpanSummary<'_>) {
+pub(super) fn end_span(span: &mut Span, fields: &SpanSummary<'_>) {
     if !span.is_recorded() {
         return;
     }
-    let SpanSummary { connection, route, session, account } = ending;
+    let SpanSummary { connection, route, session, summary } = fields;
     span.set("network.transport", "tcp");
     span.set("network.protocol.name", "http");
     span.set("network.protocol.version", connection.http_version());
     span.set("deferral.route", (*route).to_owned());
-    span.set("deferral.outcome", account.outcome.as_str());
+    span.set("deferral.outcome", summary.outcome.as_str());
     if let Some(session) = session {
         span.set("mcp.session.id", session.to_string());
     }
-    if let Some(task) = &account.task {
+    if let Some(task) = &summary.task {
         span.set("deferral.task.id", task_tag(task.as_str()));
     }
-    if let Some(status) = account.shown_status {
+    if let Some(status) = summary.shown_status {
         span.set("deferral.task.status", status);
     }
-    if let Some(origin) = &account.origin {
+    if let Some(origin) = &summary.origin {
         span.link(origin);
     }
-    let (outcome, reason) = (account.outcome, account.reason.as_deref());
+    let (outcome, reason) = (summary.outcome, summary.reason.as_deref());
     match outcome {
         RequestOutcome::Result | RequestOutcome::Task | RequestOutcome::InputRequired => {}
         RequestOutcome::ToolError | RequestOutcome::Disconnected => span.fail(outcome.as_str(), None),
         RequestOutcome::ServerError => match reason.and_then(server_error_code) {
-            Some(code) => fail(span, code, None),
+            Some(code) => fail_with_code(span, code, None),
             // The server answered with an HTTP error, which has no JSON-RPC code.
             None => span.fail(outcome.as_str(), None),
         },
         // The reason is left out: it may be the server's message.
-        RequestOutcome::UpstreamFailed => fail_with_proxy_error(span, account, None),
+        RequestOutcome::UpstreamFailed => fail_with_proxy_error(span, summary, None),
         RequestOutcome::Refused | RequestOutcome::TimedOut | RequestOutcome::ProxyFailed => {
-            fail_with_proxy_error(span, account, reason)
+            fail_with_proxy_error(span, summary, reason)
         }
     }
 }
 
 /// Records an error of the proxy.
-fn fail_with_proxy_error(span: &mut Span, account: &AccessSummary, reason: Option<&str>) {
-    match account.code {
-        Some(code) => fail(span, code.get().into(), reason),
-        None => span.fail(account.outcome.as_str(), reason),
+fn fail_with_proxy_error(span: &mut Span, summary: &AccessSummary, reason: Option<&str>) {
+    match summary.code {
+        Some(code) => fail_with_code(span, code.get().into(), reason),
+        None => span.fail(summary.outcome.as_str(), reason),
     }
 }
 
 /// Records a JSON-RPC error code.
-fn fail(span: &mut Span, code: i64, reason: Option<&str>) {
+fn fail_with_code(span: &mut Span, code: i64, reason: Option<&str>) {
     span.set("rpc.response.status_code", code.to_string());
     span.fail(code.to_string(), reason);
 }

@@ -38,19 +38,19 @@ impl<S> TokenAuth<S> {
     }
 
     /// Takes the token out of the headers of a request, and records it in the access log entry.
-    fn identify<B>(&self, admitted: &mut AdmittedRequest<B>) -> Result<(), RefusalReason> {
+    fn authenticate<B>(&self, admitted: &mut AdmittedRequest<B>) -> Result<(), RefusalReason> {
         let request = &mut admitted.incoming.request;
         if self.tokens.is_empty() || *request.method() == Method::OPTIONS {
             return Ok(());
         }
         let path = request.uri().path();
-        let is_sign_in = || *request.method() == Method::GET && sign_in::is_document(path);
-        if metadata::is_metadata_path(path) || is_sign_in() {
+        let is_sign_in_document = || *request.method() == Method::GET && sign_in::is_document(path);
+        if metadata::is_metadata_path(path) || is_sign_in_document() {
             return Err(RefusalReason::NoMetadata { path: path.to_owned() });
         }
         let token =
             self.tokens.authenticate(request.headers_mut()).map_err(RefusalReason::Unauthenticated)?;
-        admitted.incoming.line.set_token(token);
+        admitted.incoming.entry.set_token(token);
         Ok(())
     }
 }
@@ -65,9 +65,9 @@ where
     type Future = Either<S::Future, Ready<Result<TokenResponse, Infallible>>>;
 
     fn call(&self, mut admitted: AdmittedRequest<B>) -> Self::Future {
-        match self.identify(&mut admitted) {
+        match self.authenticate(&mut admitted) {
             Ok(()) => Either::Left(self.inner.call(admitted)),
-            Err(refusal) => Either::Right(ready(Ok(refuse(refusal, admitted.incoming.line)))),
+            Err(refusal) => Either::Right(ready(Ok(refuse(refusal, admitted.incoming.entry)))),
         }
     }
 }

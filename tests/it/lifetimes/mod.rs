@@ -63,6 +63,8 @@ fn a_stalled_or_full_store_withholds_no_result_from_its_client() {
 fn regressions_of_seeds_stay_fixed() {
     // The sweeper met a task that had just been left to the next process.
     live(Profile::FailingStore, 71_124, false);
+    // The process was killed at the moment in which the wall clock stepped: the line went back before the removal of a task.
+    live(Profile::Forgetful, 11_125, false);
     // A question was taken back, answered, and neither was kept when the process left its call to the next.
     live(Profile::Anything, 206_485, false);
 }

@@ -100,6 +100,8 @@ pub(super) struct Wall {
     last: (Timestamp, WallTime),
     /// The largest distance that the line went back between two processes.
     pub(super) fell: Duration,
+    /// The latest time of the line in any process: a task that expired then stays removed if the line goes back.
+    pub(super) latest: Timestamp,
 }
 
 /// One call, as its client knows it.
@@ -271,6 +273,7 @@ impl Scenario {
                 is_unkept: false,
                 last,
                 fell: Duration::ZERO,
+                latest: now,
             },
             calls: Vec::new(),
             flights: Vec::new(),
@@ -680,6 +683,7 @@ impl Scenario {
             );
         }
         self.wall.fell = self.wall.fell.max(last.since(time));
+        self.wall.latest = self.wall.latest.max(last);
         // If the wall clock was set back between two processes, the new offset is not stored yet.
         self.wall.is_unkept = self.records.clock_offset() != offset;
         self.now = time;
