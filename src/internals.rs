@@ -84,7 +84,7 @@ pub mod protocol {
     };
 
     pub mod canonical {
-        pub use crate::protocol::canonical::value;
+        pub use crate::protocol::canonical::canonicalize;
     }
 
     pub mod frame {
@@ -117,7 +117,7 @@ pub mod protocol {
     }
 
     pub mod status_message {
-        pub use crate::protocol::status_message::LONGEST;
+        pub use crate::protocol::status_message::MAX_STATUS_MESSAGE_BYTES;
     }
 }
 
@@ -143,7 +143,9 @@ pub mod store {
     };
 
     pub mod disk {
-        pub use crate::store::disk::{Error, RecordRow, RowColumns, RowError, check, key, owner};
+        pub use crate::store::disk::{
+            Error, RecordRow, RowColumns, RowError, check, encode_owner, load_or_create_key,
+        };
     }
 }
 
@@ -174,10 +176,12 @@ pub mod task {
 }
 
 pub mod telemetry {
-    pub use crate::telemetry::{LineFormat, LogLayer, RequestOutcome, metrics::limits, trace::Tracer};
+    pub use crate::telemetry::{
+        LineFormat, LogLayer, RequestOutcome, metrics::limit_snapshots, trace::Tracer,
+    };
 
     pub mod metrics {
-        pub use crate::telemetry::metrics::{GaugeSnapshot, write};
+        pub use crate::telemetry::metrics::{GaugeSnapshot, write_text};
     }
 }
 

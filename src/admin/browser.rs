@@ -8,7 +8,7 @@
 use super::listener::PeerAddress;
 use crate::{
     policy::{AccessDenial, AccessPolicy},
-    protocol::headers::{forwarded_for, text},
+    protocol::headers::{forwarded_for, to_text_lossy},
     telemetry::AccessDenied,
 };
 use http::{
@@ -37,7 +37,7 @@ pub(super) enum BrowserRefusal {
 impl BrowserRefusal {
     /// Logs the refusal and where the request came from.
     pub(super) fn log(&self, head: &Parts) {
-        let page = head.headers.get(ORIGIN).map(text);
+        let page = head.headers.get(ORIGIN).map(to_text_lossy);
         let (host, origin) = match self {
             Self::Denied(denied) => denied.denied_values(),
             Self::CrossSite => (None, page.as_deref()),
@@ -65,18 +65,18 @@ impl OperatorAccess {
     /// # Errors
     /// [`BrowserRefusal`] names what is not allowed.
     pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), BrowserRefusal> {
-        let is_cross_site = |site| text(site).trim().eq_ignore_ascii_case("cross-site");
+        let is_cross_site = |site| to_text_lossy(site).trim().eq_ignore_ascii_case("cross-site");
         if headers.get_all(SEC_FETCH_SITE).iter().any(is_cross_site) {
             return Err(BrowserRefusal::CrossSite);
         }
         self.0.check(uri.authority().map(|authority| authority.as_str()), None)?;
         for host in headers.get_all(HOST) {
-            self.0.check(Some(&text(host)), None)?;
+            self.0.check(Some(&to_text_lossy(host)), None)?;
         }
         // The host has been checked, so pages of the same host are allowed.
-        let own_host = headers.get(HOST).map(|host| text(host).into_owned());
+        let own_host = headers.get(HOST).map(|host| to_text_lossy(host).into_owned());
         for origin in headers.get_all(ORIGIN) {
-            let origin = text(origin);
+            let origin = to_text_lossy(origin);
             let authority = origin.split_once("://").map(|(_, authority)| authority);
             let is_same_host = authority
                 .zip(own_host.as_deref())

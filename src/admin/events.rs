@@ -130,17 +130,17 @@ pub(super) async fn publish_periodically(parts: impl Fn() -> Arc<AdminParts> + S
 async fn state_json(parts: &AdminParts) -> String {
     let (_, ready) = parts.ready();
     let state = EventState {
-        at: parts.operators.now().wall().to_string(),
+        at: parts.operators.now().wall_time().to_string(),
         version: env!("CARGO_PKG_VERSION"),
         started: &parts.events.started,
         ready: to_raw_json(ready),
-        calls: counted::calls(),
+        calls: counted::call_counts(),
         tasks: tasks::first_page(parts, MAX_EVENT_TASKS).await.ok(),
         tools: to_raw_json(metrics::tools_json(parts.events.started())),
         limits: to_raw_json(metrics::limits_json(&parts.ledger).await),
         routes: to_raw_json(routes::routes_json(&parts.routes)),
         processes: to_raw_json(processes::processes_json(&parts.servers)),
-        questions_waiting: counted::questions_waiting(),
+        questions_waiting: counted::open_input_requests(),
     };
     serde_json::to_string(&state).expect("it is written to memory")
 }

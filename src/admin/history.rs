@@ -68,7 +68,7 @@ pub(super) async fn record_periodically(parts: impl Fn() -> Arc<AdminParts> + Se
     loop {
         ticks.tick().await;
         let parts = parts();
-        parts.history.add_step(metrics::calls().total, parts.operators.now().wall());
+        parts.history.add_step(metrics::call_counts().total, parts.operators.now().wall_time());
     }
 }
 

@@ -215,14 +215,15 @@ pub(super) async fn serve_http(
     let http_service = service_fn(async |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
         let busy = RequestGuard::begin(Arc::clone(activity));
-        let response = match request_head::check(request.version(), request.uri(), request.headers()) {
-            Ok(()) => service.respond(request, scope, activity.begin_body()).await,
-            Err(error) => {
-                let mut response = error_response(error.status(), &error.to_string());
-                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-                response
-            }
-        };
+        let response =
+            match request_head::check_request_head(request.version(), request.uri(), request.headers()) {
+                Ok(()) => service.respond(request, scope, activity.begin_body()).await,
+                Err(error) => {
+                    let mut response = error_response(error.status(), &error.to_string());
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                    response
+                }
+            };
         Ok::<_, Infallible>(busy.guard_body(response))
     });
     let read_headers = if scope == RequestScope::OneProbe { READ_PROBE } else { READ_HEADERS };
@@ -253,7 +254,7 @@ impl ListenerBounds {
 
 impl RequestGuard {
     fn begin(activity: Arc<ConnectionActivity>) -> Self {
-        activity.begin();
+        activity.begin_request();
         Self { activity, clock: SystemClock::new() }
     }
 
@@ -264,8 +265,8 @@ impl RequestGuard {
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
-        self.activity.complete();
-        self.activity.end(self.clock.now());
+        self.activity.complete_request();
+        self.activity.end_request(self.clock.now());
     }
 }
 

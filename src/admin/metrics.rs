@@ -36,7 +36,7 @@ pub(super) async fn prometheus_text(servers: &RouteServers, ledger: &TaskLedger)
             children: server.processes().map(|processes| processes.running.len()),
         }
     });
-    metrics::write(&GaugeSnapshot { tasks: tasks.collect(), servers: servers.collect() }).into()
+    metrics::write_text(&GaugeSnapshot { tasks: tasks.collect(), servers: servers.collect() }).into()
 }
 
 /// Returns the metrics of each tool as JSON. `since` is the formatted start of the counting.
@@ -51,13 +51,13 @@ pub(super) fn tools_json(since: &str) -> Bytes {
             tool,
         }
     };
-    to_json(&metrics::tools().into_iter().map(to_view).collect::<Vec<_>>())
+    to_json(&metrics::tool_snapshots().into_iter().map(to_view).collect::<Vec<_>>())
 }
 
 /// Returns the metrics of each limit as JSON.
 pub(super) async fn limits_json(ledger: &TaskLedger) -> Bytes {
     count_tasks(ledger).await;
-    to_json(&metrics::limits())
+    to_json(&metrics::limit_snapshots())
 }
 
 /// Counts tasks by route and status, and updates the usage of the task limits. Returns nothing if the store

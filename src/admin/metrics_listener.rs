@@ -93,13 +93,13 @@ impl ListenerService for SwapCell<MetricsSources> {
         }
         if let Some(origin) = request.headers().get(ORIGIN) {
             let client = request.extensions().get().and_then(|PeerAddress(address)| *address);
-            let (forwarded, origin) = (forwarded_for(request.headers()), headers::text(origin));
+            let (forwarded, origin) = (forwarded_for(request.headers()), headers::to_text_lossy(origin));
             let (forwarded, origin) = (forwarded.as_deref(), Some(&*origin));
             AccessDenied { listener: "metrics", client, forwarded, host: None, origin }.emit();
             return error_response(StatusCode::FORBIDDEN, "requests from web pages are refused");
         }
         let body = metrics::prometheus_text(&sources.servers, &sources.ledger).await;
-        text_response(StatusCode::OK, telemetry::metrics::TEXT, body)
+        text_response(StatusCode::OK, telemetry::metrics::TEXT_FORMAT, body)
     }
 }
 

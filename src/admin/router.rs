@@ -55,7 +55,7 @@ pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
         handler: |parts, _| {
             Box::pin(async move {
                 let written = metrics::prometheus_text(&parts.servers, &parts.ledger).await;
-                text_response(StatusCode::OK, telemetry::metrics::TEXT, written)
+                text_response(StatusCode::OK, telemetry::metrics::TEXT_FORMAT, written)
             })
         },
     },

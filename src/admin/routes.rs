@@ -61,7 +61,7 @@ fn route_view(RouteEntry { route, server, upstream }: &RouteEntry) -> RouteView<
         is_up: health.is_up,
         sessions: health.sessions,
         children: upstream.processes().map(|processes| processes.running.len()),
-        in_flight: metrics::in_flight(&route.path),
+        in_flight: metrics::requests_in_flight(&route.path),
     }
 }
 

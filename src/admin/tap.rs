@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     policy::NamePattern,
-    telemetry::tap::{TAPS, Tap, TapFilter, TooManyTaps},
+    telemetry::tap::{MAX_TAPS, Tap, TapFilter, TooManyTaps},
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -39,7 +39,7 @@ pub(super) fn open_stream(parts: &AdminParts, query: &str) -> AdminResponse {
     let tap = match Tap::open(filter) {
         Ok(tap) => tap,
         Err(TooManyTaps) => {
-            let error = format!("{TAPS} taps of this proxy are open, the maximum; close one");
+            let error = format!("{MAX_TAPS} taps of this proxy are open, the maximum; close one");
             return error_response(StatusCode::SERVICE_UNAVAILABLE, &error);
         }
     };
@@ -81,8 +81,8 @@ fn parse_filter(parts: &AdminParts, query: &str) -> Result<TapFilter, String> {
                 filter.tool = Some(Box::new(move |tool| pattern.matches(tool)));
             }
             "arguments" => match &*value {
-                "1" => filter.arguments = true,
-                "0" => filter.arguments = false,
+                "1" => filter.shows_content = true,
+                "0" => filter.shows_content = false,
                 _ => return Err(unknown()),
             },
             _ => return Err(unknown()),

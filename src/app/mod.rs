@@ -130,7 +130,7 @@ pub fn start_with(
     store: Arc<dyn Store>,
     secret: Option<StoreSecret>,
 ) -> Result<RunningProxy, Error> {
-    start_proxy(config, net, (store, secret), upstream::to)
+    start_proxy(config, net, (store, secret), upstream::create_upstream)
 }
 
 /// Starts a proxy with a given upstream, whatever the configuration names.
@@ -186,9 +186,10 @@ fn start_proxy(
     let call_registry = Arc::<CallRegistry>::default();
     let ledger =
         TaskLedger::new(Arc::new(TimedStore::new(store)), secret.as_ref(), config.quotas, Arc::clone(&clock));
-    let principals = secret.as_ref().map(|secret| PrincipalKey::new(&secret.key(KeyPurpose::Principals)));
+    let principals =
+        secret.as_ref().map(|secret| PrincipalKey::new(&secret.derive_key(KeyPurpose::Principals)));
     let principals = principals.unwrap_or_default();
-    let own_key = secret.as_ref().map_or_else(random, |secret| secret.key(KeyPurpose::States));
+    let own_key = secret.as_ref().map_or_else(random, |secret| secret.derive_key(KeyPurpose::States));
     let shared_parts = SharedParts {
         ledger: Arc::clone(&ledger),
         call_registry: Arc::clone(&call_registry),
@@ -219,7 +220,7 @@ fn start_proxy(
         ledger,
         stopping: notice_watch.clone(),
         needs_servers: config.ready.needs_servers,
-        events: Arc::new(admin::EventStreams::new(clock.reading().wall().to_string())),
+        events: Arc::new(admin::EventStreams::new(clock.reading().wall_time().to_string())),
         history: Arc::default(),
         reloads: reload_sender,
     };
@@ -287,7 +288,7 @@ type StoreWithSecret = (Arc<dyn Store>, Option<StoreSecret>);
 /// Creates the clock of the store's records, which goes on from the stored time. A network of pipes runs on
 /// tokio's clock, which tests pause.
 fn create_clock(net: &Network, store: &dyn Store) -> Arc<dyn Clock> {
-    let stored = store.kept_clock();
+    let stored = store.stored_clock();
     Arc::new(match net {
         Network::System | Network::Limited(_) => SteadyClock::resume(stored, wall_time),
         Network::Pipes(_) => {
@@ -301,7 +302,8 @@ fn create_clock(net: &Network, store: &dyn Store) -> Arc<dyn Clock> {
 /// accordingly.
 fn share_descriptors(descriptor_limit: DescriptorLimit, config: &mut Config) -> DescriptorShares {
     let configured = (config.connections.clients, config.connections.servers);
-    let shares = descriptor_limit.share(configured, (config.front.limits.connections, upstream::CONNECTIONS));
+    let shares = descriptor_limit
+        .divide(configured, (config.front.limits.connections, upstream::DEFAULT_MAX_CONNECTIONS));
     config.front.limits.connections = shares.clients;
     shares
 }
@@ -323,16 +325,16 @@ fn log_started(
             config::StoreConfig::Memory => "memory".to_owned(),
             config::StoreConfig::Disk { path, .. } => format!("disk:{}", path.display()),
         },
-        traces: &config.traces.as_ref().map_or_else(|| "off".to_owned(), |traces| traces.shown.clone()),
+        traces: &config.traces.as_ref().map_or_else(|| "off".to_owned(), |traces| traces.display_url.clone()),
         state_keys: if config.state_keys.is_empty() { "made at start" } else { "configured" },
         notice: config.drain.notice,
         drain: config.drain.limit,
         descriptors: descriptor_limit.limit,
-        descriptors_before: descriptor_limit.before,
+        descriptors_before: descriptor_limit.raised_from,
         connections: shares.clients,
         upstream_connections: shares.servers,
         calls: config.front.limits.calls,
-        overcommitted: shares.overcommitted,
+        overcommitted: shares.is_overcommitted,
     }
     .emit();
 }
@@ -461,7 +463,7 @@ fn open_store(store: &config::StoreConfig, quotas: &policy::TaskQuotas) -> Resul
                     (*key.expose(), "the one given by `store.key`".to_owned())
                 }
                 Some(config::StoreKeySource::File(_)) | None => {
-                    (disk::key(path, file)?, disk::key_file(path, file)?.display().to_string())
+                    (disk::load_or_create_key(path, file)?, disk::key_path(path, file)?.display().to_string())
                 }
             };
             let secret = StoreSecret::new(&key);
@@ -564,7 +566,7 @@ impl RunningProxy {
             self.stages.draining.completed().await;
             self.shared.ledger.wait_until_all_fetched().await;
             // A client may have sent another call meanwhile.
-            if self.stages.draining.unfinished() == 0 {
+            if self.stages.draining.active_count() == 0 {
                 return;
             }
         }
@@ -579,7 +581,7 @@ impl RunningProxy {
 
     fn unfinished_work(&self) -> UnfinishedWork {
         let tasks = self.shared.ledger.working_count();
-        let calls = self.stages.draining.unfinished().saturating_sub(tasks);
+        let calls = self.stages.draining.active_count().saturating_sub(tasks);
         UnfinishedWork { calls, tasks, results: self.shared.ledger.unfetched_count(), is_final: false }
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::protocol::{
     Frame, Kind,
-    splice::{BytesPatch, JsonObject, items},
+    splice::{BytesPatch, JsonObject, array_items},
 };
 use bytes::Bytes;
 
@@ -13,7 +13,7 @@ use bytes::Bytes;
 pub fn remove_denied_tools(response: &Frame, is_denied: impl Fn(&str) -> bool) -> Option<Bytes> {
     let Kind::Success { result, .. } = response.kind() else { return None };
     let list = result.get("tools")?;
-    let tools = items(&list)?;
+    let tools = array_items(&list)?;
     // All members called `name` are checked: readers disagree about which of several counts.
     let must_hide = |tool: &Bytes| {
         let Ok(tool) = JsonObject::read(tool) else { return false };

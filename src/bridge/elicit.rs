@@ -5,7 +5,7 @@ use crate::{
     dialect::modern::server_info_meta,
     protocol::{
         ErrorObject, InputKind, InputRequest, code,
-        splice::{JsonObject, ObjectEdit, items},
+        splice::{JsonObject, ObjectEdit, array_items},
     },
 };
 use bytes::Bytes;
@@ -62,7 +62,7 @@ fn check_sampling(response: &JsonObject) -> Result<(), InvalidAnswer> {
         unique_member(response, "content")?.ok_or_else(|| invalid_answer("content", "is required"))?;
     let blocks = match content.first() {
         Some(b'{') => vec![content],
-        Some(b'[') => items(&content).unwrap_or_default(),
+        Some(b'[') => array_items(&content).unwrap_or_default(),
         _ => return Err(invalid_answer("content", "must be a content block or a list of them")),
     };
     let is_block = |block: &Bytes| JsonObject::read(block).is_ok_and(|block| block.string("type").is_some());
@@ -75,7 +75,7 @@ fn check_sampling(response: &JsonObject) -> Result<(), InvalidAnswer> {
 /// Checks the response to a roots request (2026-07-28, *Roots, Data Types*).
 fn check_roots(response: &JsonObject) -> Result<(), InvalidAnswer> {
     let roots = unique_member(response, "roots")?.ok_or_else(|| invalid_answer("roots", "is required"))?;
-    let roots = items(&roots).ok_or_else(|| invalid_answer("roots", "must be a list"))?;
+    let roots = array_items(&roots).ok_or_else(|| invalid_answer("roots", "must be a list"))?;
     let is_root = |root: &Bytes| JsonObject::read(root).is_ok_and(|root| root.string("uri").is_some());
     match roots.iter().position(|root| !is_root(root)) {
         Some(index) => Err(invalid_answer(&format!("roots[{index}]"), "must be an object with a `uri`")),

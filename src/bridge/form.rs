@@ -8,7 +8,7 @@
 
 use crate::protocol::{
     canonical,
-    splice::{JsonObject, items},
+    splice::{JsonObject, array_items},
 };
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashSet};
@@ -106,10 +106,10 @@ fn check_value(schema: &Bytes, answer: &Bytes, path: &str, depth_left: usize) ->
         let names: Vec<_> = types.iter().map(|schema_type| schema_type.description()).collect();
         return Err(invalid_answer(path, format!("must be {}", names.join(" or "))));
     }
-    let choices = schema.get("enum").and_then(|raw| items(&raw));
+    let choices = schema.get("enum").and_then(|raw| array_items(&raw));
     // The canonical form is computed once: there may be many choices, and the value may be long.
-    let canonical_answer = choices.as_ref().map(|_| canonical::value(answer)).unwrap_or_default();
-    let is_chosen = |choice: &Bytes| choice == answer || canonical::value(choice) == canonical_answer;
+    let canonical_answer = choices.as_ref().map(|_| canonical::canonicalize(answer)).unwrap_or_default();
+    let is_chosen = |choice: &Bytes| choice == answer || canonical::canonicalize(choice) == canonical_answer;
     if choices.is_some_and(|choices| !choices.iter().any(is_chosen))
         || schema.get("const").is_some_and(|only| !canonical::is_equal(&only, answer))
     {
@@ -118,7 +118,7 @@ fn check_value(schema: &Bytes, answer: &Bytes, path: &str, depth_left: usize) ->
     for branches in ["anyOf", "oneOf"] {
         // One matching branch suffices, also for `oneOf`: an unknown branch accepts any value, so that two
         // branches may match.
-        let branches = schema.get(branches).and_then(|raw| items(&raw)).unwrap_or_default();
+        let branches = schema.get(branches).and_then(|raw| array_items(&raw)).unwrap_or_default();
         if !branches.is_empty()
             && branches.iter().all(|branch| check_value(branch, answer, path, depth_left).is_err())
         {
@@ -173,7 +173,7 @@ fn check_array(
     path: &str,
     depth_left: usize,
 ) -> Result<(), InvalidAnswer> {
-    let Some(answers) = items(answer) else { return Ok(()) };
+    let Some(answers) = array_items(answer) else { return Ok(()) };
     check_bounds(schema, ["minItems", "maxItems"], to_float(answers.len()), " items", path)?;
     let Some(schema) = schema.get("items") else { return Ok(()) };
     let mut answers = answers.iter().enumerate();

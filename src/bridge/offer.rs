@@ -9,7 +9,7 @@ use crate::{
         Frame, InputRequest, Kind, Payload, RequestId, Revision,
         frame::to_single_line,
         meta,
-        splice::{BytesPatch, JsonObject, ObjectEdit, items},
+        splice::{BytesPatch, JsonObject, ObjectEdit, array_items},
     },
     task::TaskId,
 };
@@ -87,7 +87,7 @@ pub fn read_task_support(response: &Frame, can_list: bool) -> Option<ServerTaskS
 /// tasks that it does not have.
 pub fn edit_tool_list(response: &Frame, mut mode: impl FnMut(&str) -> Mode) -> Option<Bytes> {
     let Kind::Success { result, .. } = response.kind() else { return None };
-    let tools = items(&result.get("tools")?)?;
+    let tools = array_items(&result.get("tools")?)?;
     let mut patch = BytesPatch::new(response.as_bytes().clone());
     let mut has_changes = false;
     for tool in &tools {
@@ -297,7 +297,7 @@ pub fn input_request_id(task: &TaskId, key: &str) -> RequestId {
 
 /// Whether an id was built by [`input_request_id`] of this or another process.
 pub fn is_own_input_request(id: &RequestId) -> bool {
-    id.value().starts_with(br#""deferral:"#)
+    id.canonical_value().starts_with(br#""deferral:"#)
 }
 
 /// Reads the task's id and the key of the input request from an id; `None` if [`input_request_id`] did not

@@ -280,13 +280,13 @@ impl fmt::Debug for RequestBinding {
 
 /// Returns the canonical form of the bound parameters.
 fn bound_params(params: Option<&Payload>) -> Vec<u8> {
-    let Some(params) = params else { return canonical::value(b"{}") };
-    let Some(object) = params.object() else { return canonical::value(params) };
+    let Some(params) = params else { return canonical::canonicalize(b"{}") };
+    let Some(object) = params.object() else { return canonical::canonicalize(params) };
     let mut edit = ObjectEdit::new(object);
     for key in UNBOUND_PARAMS {
         edit.remove(key);
     }
-    canonical::value(&edit.apply())
+    canonical::canonicalize(&edit.apply())
 }
 
 #[cfg(test)]

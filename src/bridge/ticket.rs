@@ -6,7 +6,7 @@
 
 use crate::protocol::{
     Frame, Kind, Payload,
-    splice::{BytesPatch, JsonObject, ObjectEdit, items},
+    splice::{BytesPatch, JsonObject, ObjectEdit, array_items},
 };
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -125,7 +125,7 @@ pub struct ToolListPage {
 /// Reads a server's response to `tools/list`; `None` for any other message.
 pub fn read_tool_list_page(response: &Frame) -> Option<ToolListPage> {
     let Kind::Success { result, .. } = response.kind() else { return None };
-    let tools = items(&result.get("tools")?)?;
+    let tools = array_items(&result.get("tools")?)?;
     let names = tools.iter().filter_map(|tool| JsonObject::read(tool).ok()?.string("name"));
     Some(ToolListPage {
         similar_names: names.filter(|name| name.starts_with(TicketToolNames::PREFIX)).collect(),
@@ -144,7 +144,7 @@ pub fn with_ticket_tools(
 ) -> Option<Bytes> {
     let Kind::Success { result, .. } = response.kind() else { return None };
     let list = result.get("tools")?;
-    let tools = items(&list)?;
+    let tools = array_items(&list)?;
     let mut patch = BytesPatch::new(response.as_bytes().clone());
     let mut has_changes = false;
     for tool in tools.iter().filter_map(|tool| JsonObject::read(tool).ok()) {

@@ -42,7 +42,7 @@ fn has_message(input: impl Read) -> bool {
             Ok(0) | Err(_) => return false,
         }
         let text = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&line).trim_ascii();
-        let mut messages = MessageReader::of(text.to_vec().into());
+        let mut messages = MessageReader::new(text.to_vec().into());
         if messages.any(|message| message.is_ok_and(|message| message.is_json_rpc())) {
             return true;
         }

@@ -63,7 +63,16 @@ fn is_whole(contents: &CheckReport) -> bool {
 
 /// Describes the contents of a store, line by line.
 fn describe_contents(contents: &CheckReport) -> Vec<String> {
-    let CheckReport { process, schema, tasks, live, files, stored_bytes, unnamed, faults } = contents;
+    let CheckReport {
+        process,
+        schema,
+        tasks,
+        live,
+        files,
+        stored_bytes,
+        unreferenced_files: unnamed,
+        faults,
+    } = contents;
     let mut lines = Vec::new();
     match process {
         Some(Some(pid)) => lines.push(format!("in use by process {pid}: this is a snapshot")),

@@ -59,7 +59,7 @@ impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total = self.total.map(|total| total.to_string());
         let text =
-            status_message::progress_text(self.message.clone(), &self.done.to_string(), total.as_deref());
+            status_message::format_progress(self.message.clone(), &self.done.to_string(), total.as_deref());
         f.write_str(&text)
     }
 }

@@ -354,7 +354,7 @@ pub(super) fn check_server(
                 return None;
             }
             if context.checks_files
-                && let Err(missing) = command.find()
+                && let Err(missing) = command.find_program()
             {
                 s.add_problem(span, missing.to_string());
             }

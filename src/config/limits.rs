@@ -54,7 +54,7 @@ pub(super) fn read_limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
              `timeouts.connect`; then `-31006`. If this is not set and the process may open too few file \
              descriptors, the limit is two thirds of them.",
         )
-        .read_spanned_or(count(1), upstream::CONNECTIONS);
+        .read_spanned_or(count(1), upstream::DEFAULT_MAX_CONNECTIONS);
     let front = front::ClientLimits {
         body_memory: cross_checks::check_body_memory(&body_bytes, &body_memory, s),
         body_bytes: body_bytes.value,

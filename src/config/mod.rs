@@ -357,7 +357,7 @@ impl Config {
             if let upstream::UpstreamTarget::Command(command) = &mut route.server {
                 // Withholding only variables that would be inherited keeps unchanged commands equal, so that
                 // a reload keeps their processes.
-                command.withheld = match &command.inherit {
+                command.secret_variables = match &command.inherit {
                     EnvInheritance::All => Arc::clone(&secrets),
                     EnvInheritance::Safe => Arc::default(),
                     EnvInheritance::Also(names) => {

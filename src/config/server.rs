@@ -15,7 +15,7 @@ use super::{
 };
 use crate::upstream::{
     self,
-    stdio::{EnvInheritance, EnvVariables, INSTANCES, OWN, ProcessSharing, StartMode},
+    stdio::{DEFAULT_MAX_PROCESSES, EnvInheritance, EnvVariables, OWN_PREFIX, ProcessSharing, StartMode},
 };
 use serde_json::{Value as Json, json};
 
@@ -192,9 +192,9 @@ fn argument() -> ValueType<'static, String> {
 
 /// Parses the name of an inherited environment variable.
 fn parse_inherited_name(name: &str) -> Result<String, InvalidValue> {
-    match name.starts_with(OWN) {
+    match name.starts_with(OWN_PREFIX) {
         true => Err(InvalidValue(format!(
-            "`{name}` is never inherited, because variables that begin with {OWN} configure the proxy; set it under `routes[].upstream.env`"
+            "`{name}` is never inherited, because variables that begin with {OWN_PREFIX} configure the proxy; set it under `routes[].upstream.env`"
         ))),
         false => parse_variable_name(name),
     }
@@ -228,7 +228,7 @@ fn instances() -> ValueType<'static, ProcessSharing> {
     let (read_number, ValueType { schema, read, .. }) = (number().read, per);
     let schema = Box::new(move || {
         let mut number = (number().schema)();
-        number["default"] = INSTANCES.into();
+        number["default"] = DEFAULT_MAX_PROCESSES.into();
         json!({ "anyOf": [number, schema()] })
     });
     let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {

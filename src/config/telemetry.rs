@@ -13,7 +13,7 @@ use super::{
 };
 use crate::telemetry::trace::{
     ExportSettings,
-    settings::{OtlpProtocol, TIMEOUT, TraceSampler},
+    settings::{DEFAULT_TIMEOUT, OtlpProtocol, TraceSampler},
 };
 use crate::upstream::ServerUrl;
 use http::{HeaderName, HeaderValue, Uri};
@@ -111,7 +111,7 @@ fn read_otlp_keys(s: &mut SectionReader<'_, '_>) -> OtlpKeys {
         .with_default("100%")
         .read(text_value(json!({ "type": "string", "pattern": "^[0-9.]+%$" }), parse_percent));
     let timeout = s.key("timeout", "Time for one export request.");
-    let timeout = timeout.with_default(&values::show_duration(TIMEOUT)).read(positive_duration());
+    let timeout = timeout.with_default(&values::show_duration(DEFAULT_TIMEOUT)).read(positive_duration());
     OtlpKeys {
         endpoint: endpoint.ok(),
         protocol: protocol.ok(),
@@ -195,7 +195,7 @@ fn export_settings(
     };
     let mut settings = ExportSettings {
         endpoint,
-        shown,
+        display_url: shown,
         sampler: share.map_or_else(
             || variables.sampler(&mut problems),
             |share| TraceSampler { share, ..TraceSampler::default() },
@@ -278,12 +278,12 @@ impl OtelVariables<'_> {
     }
 
     fn timeout(&self, problems: &mut OtlpProblems) -> Duration {
-        let Some((name, text)) = self.otlp("TIMEOUT") else { return TIMEOUT };
+        let Some((name, text)) = self.otlp("TIMEOUT") else { return DEFAULT_TIMEOUT };
         match text.parse() {
             Ok(millis) if millis > 0 => Duration::from_millis(millis),
             _ => {
                 problems.push(variable_problem(&name, &format!("`{text}` is not a number of milliseconds")));
-                TIMEOUT
+                DEFAULT_TIMEOUT
             }
         }
     }

@@ -318,7 +318,7 @@ pub(super) fn server_url() -> ValueType<'static, ServerUrl> {
         let text = node.as_written().unwrap_or_default();
         warn_literal_secret(node, report);
         let url = UrlText::new(text);
-        Some(ServerUrl::shown_as(uri, &url.display_form(false), url.host(), url.has_literal_port()))
+        Some(ServerUrl::new(uri, &url.display_form(false), url.host(), url.has_literal_port()))
     };
     ValueType { schema, show: |_| Json::Null, read: Box::new(read) }
 }

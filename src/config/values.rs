@@ -550,7 +550,7 @@ pub fn log(text: &str) -> Result<LogFormat> {
 /// # Errors
 /// The filter is invalid.
 pub fn log_level(text: &str) -> Result<String> {
-    match crate::telemetry::log::is_filter(text) {
+    match crate::telemetry::log::check_filter(text) {
         Ok(()) => Ok(text.to_owned()),
         Err(error) => invalid(format!(
             "`{text}` is not a log level: {error}; write error, warn, info, debug or trace, or a filter, for example `info,deferral::access=warn`"

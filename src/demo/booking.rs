@@ -1,9 +1,9 @@
-//! The demo's tool with an input request: `book_table` elicits a date and a number of people during its call,
-//! as a legacy server does (2025-11-25, *Elicitation*): by a request on the stream of the call, answered by a
-//! POST.
+//! The tool of the demo server that sends an input request: `book_table` elicits a date and a number of
+//! people during its call, as a legacy server does (2025-11-25, *Elicitation*): by a request on the stream of
+//! the call, which the client answers with a POST.
 //!
-//! With `seconds`, it looks for free tables that long before the request. Behind the proxy the call may be a
-//! task by then.
+//! With the argument `seconds`, the tool looks for free tables for that time before the request. Behind the
+//! proxy, the call may be a task by then.
 
 use super::server::{InputOutcome, RunningCall};
 use bytes::Bytes;
@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-pub const NAME: &str = "book_table";
+/// The name of the tool.
+pub const TOOL_NAME: &str = "book_table";
 
-/// Largest number of people.
+/// Maximum number of people.
 const MAX_PARTY: u64 = 12;
 
 /// One call of `book_table`.
@@ -22,51 +23,55 @@ pub(super) struct BookingCall {
     stage: BookingStage,
 }
 
+/// What the call waits for.
 enum BookingStage {
+    /// Pretends to search for this time.
     Searching(Duration),
+    /// Waits for the response to the input request.
     AwaitingInput(oneshot::Receiver<InputOutcome>),
 }
 
 // === impl BookingCall ===
 
 impl BookingCall {
-    pub(super) const fn begin(running: RunningCall, looks: Duration) -> Self {
-        Self { running, stage: BookingStage::Searching(looks) }
+    /// Starts a call that searches for this time before the input request.
+    pub(super) const fn begin(running: RunningCall, search_time: Duration) -> Self {
+        Self { running, stage: BookingStage::Searching(search_time) }
     }
 
-    /// The next event: the input request, or the response, which is the last. A cancelled call has no
-    /// response.
+    /// Returns the next event, and the call if more events follow. The events are the input request and then
+    /// the response, or only the response. A cancelled call has no response.
     pub(super) async fn next(mut self) -> Option<(Bytes, Option<Self>)> {
-        let answer = tokio::select! {
+        let response = tokio::select! {
             () = self.running.stopped() => return None,
             answer = self.stage.wait() => answer,
         };
-        let Some(answer) = answer else {
-            let Some((event, answer)) = self.running.elicit(&elicitation_params()) else {
-                let words =
+        let Some(response) = response else {
+            let Some((event, receiver)) = self.running.elicit(&elicitation_params()) else {
+                let text =
                     "I need a date and a number of people, and your client does not support elicitation.";
-                return Some((self.running.response(words, true), None));
+                return Some((self.running.response_event(text, true), None));
             };
-            self.stage = BookingStage::AwaitingInput(answer);
+            self.stage = BookingStage::AwaitingInput(receiver);
             return Some((event, Some(self)));
         };
-        let (words, is_error) = booked(answer);
-        Some((self.running.response(&words, is_error), None))
+        let (text, is_error) = booking_result(response);
+        Some((self.running.response_event(&text, is_error), None))
     }
 }
 
 // === impl BookingStage ===
 
 impl BookingStage {
-    /// Waits for the end of the stage, and returns the input response, if that ended it.
+    /// Waits for the end of the stage; returns the input response if it was awaited.
     async fn wait(&mut self) -> Option<InputOutcome> {
         match self {
             Self::Searching(time) => {
                 tokio::time::sleep(*time).await;
                 None
             }
-            Self::AwaitingInput(answer) => {
-                Some(answer.await.unwrap_or_else(|_| Err("the session ended".to_owned())))
+            Self::AwaitingInput(receiver) => {
+                Some(receiver.await.unwrap_or_else(|_| Err("the session ended".to_owned())))
             }
         }
     }
@@ -93,18 +98,18 @@ fn elicitation_params() -> Value {
     })
 }
 
-/// The text for an input response, and whether it is an error.
-fn booked(answer: InputOutcome) -> (String, bool) {
-    let answer = match answer {
-        Ok(answer) => answer,
-        Err(words) => return (format!("The input request failed: {words}"), true),
+/// The text of the result for an input response, and whether the result is an error.
+fn booking_result(response: InputOutcome) -> (String, bool) {
+    let response = match response {
+        Ok(response) => response,
+        Err(reason) => return (format!("The input request failed: {reason}"), true),
     };
-    match answer["action"].as_str() {
+    match response["action"].as_str() {
         Some("accept") => {}
         Some("decline") => return ("Nothing was booked, as you wished.".to_owned(), false),
         _ => return ("Nothing was booked.".to_owned(), false),
     }
-    let content = &answer["content"];
+    let content = &response["content"];
     let party = content["party"].as_u64().filter(|party| (1..=MAX_PARTY).contains(party));
     let (Some(date), Some(party)) = (content["date"].as_str(), party) else {
         return ("This is not a date and a number of people.".to_owned(), true);
@@ -143,8 +148,8 @@ mod tests {
             (json!({ "action": "decline" }), "Nothing was booked, as you wished.", false),
             (json!({ "action": "cancel" }), "Nothing was booked.", false),
         ] {
-            assert_eq!(booked(Ok(answer)), (words.to_owned(), is_error));
+            assert_eq!(booking_result(Ok(answer)), (words.to_owned(), is_error));
         }
-        assert!(booked(Err("no".into())).1);
+        assert!(booking_result(Err("no".into())).1);
     }
 }

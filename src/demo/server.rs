@@ -1,9 +1,9 @@
 //! The server of `deferral demo`: legacy (2025-11-25), synchronous, with sessions.
 //!
-//! It is a typical existing server. It does not support tasks: the client of a slow tool waits on an event
-//! stream for the result. Three tools: `greet` responds at once; `report` is slow, sends progress to clients
-//! that gave a token, and stops when it is cancelled; `book_table` sends an input request before it continues
-//! (see `booking`).
+//! It is like a typical existing server and does not support tasks: the client of a slow tool waits on an
+//! event stream for the result. It has three tools: `greet` responds at once; `report` is slow, sends
+//! progress to clients that sent a progress token, and stops when it is cancelled; `book_table` sends an
+//! input request before it continues (see `booking`).
 
 use super::booking::{self, BookingCall};
 use crate::{
@@ -26,52 +26,56 @@ use std::{collections::HashMap, convert::Infallible, pin::pin, sync::Arc, time::
 use tokio::{net::TcpListener, sync::oneshot};
 use tokio_util::sync::CancellationToken;
 
-/// Path of the MCP endpoint.
+/// The path of the MCP endpoint.
 pub const PATH: &str = "/mcp";
-/// Bytes of one request.
+/// Maximum bytes of the body of one request.
 const MAX_BODY: usize = 1 << 20;
-/// Sessions at a time; the server is for demonstrations.
+/// Maximum number of sessions; the server is only for demonstrations.
 const MAX_SESSIONS: usize = 1_000;
 /// Interval of the progress notifications of `report`.
-const TICK: Duration = Duration::from_millis(500);
-/// Default duration of `report`.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+/// Default duration of `report`, in seconds.
 const DEFAULT_SECONDS: f64 = 8.0;
+/// Maximum duration of a tool, in seconds.
 const MAX_SECONDS: f64 = 3_600.0;
 
 type DemoBody = BoxBody<Bytes, Infallible>;
 
-/// The server and its sessions.
+/// The demo server and its sessions.
 #[derive(Debug)]
 pub(super) struct DemoServer {
-    /// Locked for a look-up or a change of the map and the calls in it.
+    /// The sessions by id. Locked for a look-up or a change of the map and of the calls in it.
     sessions: Mutex<HashMap<String, DemoSession>>,
     stopping: DrainWatch,
 }
 
-/// The active calls of one session, by their ids, and its open input requests.
+/// One session: its active calls and its open input requests.
 #[derive(Debug, Default)]
 struct DemoSession {
+    /// The active calls by the ids of their requests.
     calls: HashMap<RequestId, CancellationToken>,
-    /// Whether its client supports elicitation by form.
+    /// Whether the client supports elicitation by form.
     supports_elicitation: bool,
+    /// The open input requests by their ids.
     pending_requests: HashMap<RequestId, oneshot::Sender<InputOutcome>>,
+    /// The number of input requests sent so far, for their ids.
     elicitations: u64,
 }
 
 /// An input response: a result, or the text of an error.
 pub(super) type InputOutcome = Result<Value, String>;
 
-/// An active call, registered in its session until dropped.
+/// An active call, which is registered in its session until dropped.
 pub(super) struct RunningCall {
     server: Arc<DemoServer>,
     session: String,
     id: RequestId,
     cancelled: CancellationToken,
-    /// The open input request of the call.
+    /// The id of the open input request of the call, if any.
     request: Option<RequestId>,
 }
 
-/// One call of `report`.
+/// One call of the tool `report`.
 struct ReportCall {
     running: RunningCall,
     /// The raw progress token, if the client sent one.
@@ -95,7 +99,7 @@ struct CallMeta {
     progress_token: Option<Box<RawValue>>,
 }
 
-/// Serves until shutdown.
+/// Serves clients that connect to `listener`, until the shutdown.
 pub async fn serve(listener: TcpListener, stopping: DrainWatch) {
     let server = DemoServer::new(stopping.clone());
     loop {
@@ -103,7 +107,7 @@ pub async fn serve(listener: TcpListener, stopping: DrainWatch) {
             () = stopping.stopped() => return,
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
-                // Mostly too many open files: some will close.
+                // The usual cause is too many open files: wait until some are closed.
                 Err(_) => {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
@@ -111,7 +115,7 @@ pub async fn serve(listener: TcpListener, stopping: DrainWatch) {
             },
         };
         let server = Arc::clone(&server);
-        let until = stopping.clone();
+        let shutdown = stopping.clone();
         stopping.spawn(async move {
             let service = service_fn(move |request| {
                 let server = Arc::clone(&server);
@@ -123,9 +127,9 @@ pub async fn serve(listener: TcpListener, stopping: DrainWatch) {
             let mut connection = pin!(connection);
             tokio::select! {
                 _ = &mut connection => return,
-                () = until.stopped() => connection.as_mut().graceful_shutdown(),
+                () = shutdown.stopped() => connection.as_mut().graceful_shutdown(),
             }
-            // Errors of a connection concern its client alone.
+            // An error of a connection concerns only its client, and is ignored.
             let _ = connection.await;
         });
     }
@@ -160,12 +164,13 @@ impl DemoServer {
             return refuse(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large, or was cut off");
         };
         match Frame::parse(body.to_bytes()) {
-            Ok(frame) => self.message(&parts.headers, &frame),
+            Ok(frame) => self.handle_message(&parts.headers, &frame),
             Err(error) => refuse(StatusCode::BAD_REQUEST, error.to_string()),
         }
     }
 
-    fn message(self: &Arc<Self>, headers: &HeaderMap, frame: &Frame) -> Response<DemoBody> {
+    /// Handles one message of a client.
+    fn handle_message(self: &Arc<Self>, headers: &HeaderMap, frame: &Frame) -> Response<DemoBody> {
         if let Kind::Request { id, method: Method::Initialize, params } = frame.kind() {
             return self.initialize(id, params.as_deref());
         }
@@ -177,26 +182,30 @@ impl DemoServer {
         }
         match frame.kind() {
             Kind::Request { id, method, params } => match method {
-                Method::Ping => result(id, &json!({})),
-                Method::ToolsList => result(id, &tools()),
-                Method::ToolsCall => self.call(session, id, params.as_deref()),
-                _ => error(id, code::METHOD_NOT_FOUND, &format!("unknown method {method}")),
+                Method::Ping => result_response(id, &json!({})),
+                Method::ToolsList => result_response(id, &tools()),
+                Method::ToolsCall => self.call_tool(session, id, params.as_deref()),
+                _ => error_response(id, code::METHOD_NOT_FOUND, &format!("unknown method {method}")),
             },
             Kind::Notification { method, params } => {
                 if *method == Method::Cancelled {
-                    self.cancelled(session, params.as_deref());
+                    self.handle_cancellation(session, params.as_deref());
                 }
-                empty(StatusCode::ACCEPTED)
+                empty_response(StatusCode::ACCEPTED)
             }
             Kind::Success { id, result } => {
-                self.answered(session, id, serde_json::from_slice(result).map_err(|wrong| wrong.to_string()));
-                empty(StatusCode::ACCEPTED)
+                self.handle_response(
+                    session,
+                    id,
+                    serde_json::from_slice(result).map_err(|error| error.to_string()),
+                );
+                empty_response(StatusCode::ACCEPTED)
             }
             Kind::Failure { id, error } => {
                 if let Some(id) = id {
-                    self.answered(session, id, Err(String::from_utf8_lossy(error).into_owned()));
+                    self.handle_response(session, id, Err(String::from_utf8_lossy(error).into_owned()));
                 }
-                empty(StatusCode::ACCEPTED)
+                empty_response(StatusCode::ACCEPTED)
             }
         }
     }
@@ -209,12 +218,12 @@ impl DemoServer {
             #[serde(default)]
             capabilities: Value,
         }
-        let wanted = params.and_then(|params| serde_json::from_slice::<InitializeParams>(params).ok());
-        let supports_elicitation = wanted.as_ref().is_some_and(|params| {
+        let requested = params.and_then(|params| serde_json::from_slice::<InitializeParams>(params).ok());
+        let supports_elicitation = requested.as_ref().is_some_and(|params| {
             let modes = params.capabilities["elicitation"].as_object();
             modes.is_some_and(|modes| modes.is_empty() || modes.contains_key("form"))
         });
-        let version = wanted
+        let version = requested
             .and_then(|params| Revision::parse(&params.version))
             .filter(|version| version.era() == Era::Legacy && *version >= Revision::V2025_03_26)
             .unwrap_or(Revision::NEWEST_LEGACY);
@@ -224,7 +233,7 @@ impl DemoServer {
             return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many sessions");
         }
         sessions.insert(session.clone(), DemoSession { supports_elicitation, ..DemoSession::default() });
-        let mut response = result(
+        let mut response = result_response(
             id,
             &json!({
                 "protocolVersion": version.as_str(),
@@ -243,13 +252,14 @@ impl DemoServer {
         match session.and_then(|session| self.sessions.lock().remove(session)) {
             Some(DemoSession { calls, .. }) => {
                 calls.values().for_each(CancellationToken::cancel);
-                empty(StatusCode::OK)
+                empty_response(StatusCode::OK)
             }
             None => refuse(StatusCode::NOT_FOUND, "no such session"),
         }
     }
 
-    fn cancelled(&self, session: &str, params: Option<&Bytes>) {
+    /// Handles a cancellation: stops the call that it names.
+    fn handle_cancellation(&self, session: &str, params: Option<&Bytes>) {
         #[derive(Deserialize)]
         struct CancelledParams {
             #[serde(rename = "requestId")]
@@ -265,23 +275,29 @@ impl DemoServer {
         }
     }
 
-    fn answered(&self, session: &str, id: &RequestId, answer: InputOutcome) {
+    /// Passes an input response to the call that waits for it.
+    fn handle_response(&self, session: &str, id: &RequestId, response: InputOutcome) {
         let sender =
             self.sessions.lock().get_mut(session).and_then(|session| session.pending_requests.remove(id));
-        // The call may have ended.
-        sender.map(|sender| sender.send(answer));
+        // The call may have ended, so a failure to send is ignored.
+        sender.map(|sender| sender.send(response));
     }
 
-    fn call(self: &Arc<Self>, session: &str, id: &RequestId, params: Option<&Bytes>) -> Response<DemoBody> {
+    fn call_tool(
+        self: &Arc<Self>,
+        session: &str,
+        id: &RequestId,
+        params: Option<&Bytes>,
+    ) -> Response<DemoBody> {
         let params = match params.map(|params| serde_json::from_slice::<ToolCallParams>(params)) {
             Some(Ok(params)) => params,
-            Some(Err(wrong)) => return error(id, code::INVALID_PARAMS, &wrong.to_string()),
-            None => return error(id, code::INVALID_PARAMS, "no params"),
+            Some(Err(invalid)) => return error_response(id, code::INVALID_PARAMS, &invalid.to_string()),
+            None => return error_response(id, code::INVALID_PARAMS, "no params"),
         };
         match params.name.as_str() {
             "greet" => match params.arguments["name"].as_str() {
-                Some(name) => result(id, &text(&format!("Hello, {name}!"), false)),
-                None => result(id, &text("name must be a string", true)),
+                Some(name) => result_response(id, &tool_result(&format!("Hello, {name}!"), false)),
+                None => result_response(id, &tool_result("name must be a string", true)),
             },
             "report" => {
                 let seconds = match &params.arguments["seconds"] {
@@ -289,25 +305,33 @@ impl DemoServer {
                     seconds => seconds.as_f64().filter(|seconds| (0.0..=MAX_SECONDS).contains(seconds)),
                 };
                 let Some(seconds) = seconds else {
-                    return result(id, &text("seconds must be a number from 0 to 3600", true));
+                    return result_response(
+                        id,
+                        &tool_result("seconds must be a number from 0 to 3600", true),
+                    );
                 };
                 let token = params.meta.and_then(|meta| meta.progress_token);
-                let (running, total) = (self.begin(session, id), Duration::from_secs_f64(seconds));
-                events(ReportCall { running, token, elapsed: Duration::ZERO, total }, ReportCall::next)
+                let (running, total) = (self.begin_call(session, id), Duration::from_secs_f64(seconds));
+                stream_events(ReportCall { running, token, elapsed: Duration::ZERO, total }, ReportCall::next)
             }
-            booking::NAME => {
+            booking::TOOL_NAME => {
                 let seconds = params.arguments["seconds"].as_f64().unwrap_or_default();
                 if !(0.0..=MAX_SECONDS).contains(&seconds) {
-                    return result(id, &text("seconds must be a number from 0 to 3600", true));
+                    return result_response(
+                        id,
+                        &tool_result("seconds must be a number from 0 to 3600", true),
+                    );
                 }
-                let booking = BookingCall::begin(self.begin(session, id), Duration::from_secs_f64(seconds));
-                events(booking, BookingCall::next)
+                let booking =
+                    BookingCall::begin(self.begin_call(session, id), Duration::from_secs_f64(seconds));
+                stream_events(booking, BookingCall::next)
             }
-            other => error(id, code::INVALID_PARAMS, &format!("unknown tool {other}")),
+            other => error_response(id, code::INVALID_PARAMS, &format!("unknown tool {other}")),
         }
     }
 
-    fn begin(self: &Arc<Self>, session: &str, id: &RequestId) -> RunningCall {
+    /// Registers an active call in its session.
+    fn begin_call(self: &Arc<Self>, session: &str, id: &RequestId) -> RunningCall {
         let cancelled = CancellationToken::new();
         if let Some(session) = self.sessions.lock().get_mut(session) {
             session.calls.insert(id.clone(), cancelled.clone());
@@ -333,16 +357,16 @@ impl RunningCall {
         }
     }
 
-    /// Sends an input request. Returns its event, and the channel of the response; `None` for a client
-    /// without support.
+    /// Creates an input request. Returns the event with the request, and the channel of the response; `None`
+    /// if the client does not support elicitation.
     pub(super) fn elicit(&mut self, params: &Value) -> Option<(Bytes, oneshot::Receiver<InputOutcome>)> {
-        let (sender, answer) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let id = {
             let mut sessions = self.server.sessions.lock();
             let session = sessions.get_mut(&self.session).filter(|session| session.supports_elicitation)?;
             session.elicitations += 1;
-            let token = format!("\"question-{}\"", session.elicitations);
-            let id = RequestId::from_token(token.into()).expect("a text is an id");
+            let raw_id = format!("\"question-{}\"", session.elicitations);
+            let id = RequestId::from_token(raw_id.into()).expect("a text is an id");
             session.pending_requests.insert(id.clone(), sender);
             id
         };
@@ -351,12 +375,12 @@ impl RunningCall {
             Method::Elicit.as_str()
         );
         self.request = Some(id);
-        Some((sse::message(request.as_bytes()), answer))
+        Some((sse::message(request.as_bytes()), receiver))
     }
 
-    /// The event that ends the call.
-    pub(super) fn response(&self, words: &str, is_error: bool) -> Bytes {
-        let result = text(words, is_error);
+    /// The event with the response, which ends the call.
+    pub(super) fn response_event(&self, text: &str, is_error: bool) -> Bytes {
+        let result = tool_result(text, is_error);
         let response = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, self.id);
         sse::message(response.as_bytes())
     }
@@ -374,11 +398,11 @@ impl Drop for RunningCall {
 // === impl ReportCall ===
 
 impl ReportCall {
-    /// The next event: progress, or the response, which is the last. A cancelled call has no response
-    /// (2025-11-25, *Cancellation*).
+    /// Returns the next event, and the call if more events follow: progress, or the response, which is the
+    /// last. A cancelled call has no response (2025-11-25, *Cancellation*).
     async fn next(mut self) -> Option<(Bytes, Option<Self>)> {
         while self.elapsed < self.total {
-            let step = TICK.min(self.total - self.elapsed);
+            let step = PROGRESS_INTERVAL.min(self.total - self.elapsed);
             tokio::select! {
                 () = self.running.stopped() => return None,
                 () = tokio::time::sleep(step) => self.elapsed += step,
@@ -388,8 +412,8 @@ impl ReportCall {
             }
         }
         let seconds = self.total.as_secs_f64();
-        let words = format!("The report is done. It took {seconds} s.");
-        Some((self.running.response(&words, false), None))
+        let text = format!("The report is done. It took {seconds} s.");
+        Some((self.running.response_event(&text, false), None))
     }
 
     fn progress(&self, token: &RawValue) -> Bytes {
@@ -425,7 +449,7 @@ fn tools() -> Value {
             "annotations": { "readOnlyHint": true },
         },
         {
-            "name": booking::NAME,
+            "name": booking::TOOL_NAME,
             "description": "Books a table; requests a date and a number of people.",
             "inputSchema": {
                 "type": "object",
@@ -440,44 +464,46 @@ fn tools() -> Value {
     ] })
 }
 
-fn text(words: &str, is_error: bool) -> Value {
-    let mut result = json!({ "content": [{ "type": "text", "text": words }] });
+/// Builds a tool result with one text.
+fn tool_result(text: &str, is_error: bool) -> Value {
+    let mut result = json!({ "content": [{ "type": "text", "text": text }] });
     if is_error {
         result["isError"] = true.into();
     }
     result
 }
 
-fn result(id: &RequestId, result: &Value) -> Response<DemoBody> {
-    message(StatusCode::OK, format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#))
+fn result_response(id: &RequestId, result: &Value) -> Response<DemoBody> {
+    json_response(StatusCode::OK, format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#))
 }
 
-fn error(id: &RequestId, code: i64, words: &str) -> Response<DemoBody> {
-    let error = json!({ "code": code, "message": words });
-    message(StatusCode::OK, format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#))
+fn error_response(id: &RequestId, code: i64, message: &str) -> Response<DemoBody> {
+    let error = json!({ "code": code, "message": message });
+    json_response(StatusCode::OK, format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#))
 }
 
-/// An error response for a message that was not processed.
-fn refuse(status: StatusCode, words: impl Into<String>) -> Response<DemoBody> {
-    let error = json!({ "code": code::INVALID_REQUEST, "message": words.into() });
-    message(status, format!(r#"{{"jsonrpc":"2.0","id":null,"error":{error}}}"#))
+/// Builds an HTTP error response for a message that was not processed.
+fn refuse(status: StatusCode, message: impl Into<String>) -> Response<DemoBody> {
+    let error = json!({ "code": code::INVALID_REQUEST, "message": message.into() });
+    json_response(status, format!(r#"{{"jsonrpc":"2.0","id":null,"error":{error}}}"#))
 }
 
-fn message(status: StatusCode, json: String) -> Response<DemoBody> {
+fn json_response(status: StatusCode, json: String) -> Response<DemoBody> {
     let mut response = Response::new(Full::new(Bytes::from(json)).boxed());
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(accept::JSON));
     response
 }
 
-fn empty(status: StatusCode) -> Response<DemoBody> {
+fn empty_response(status: StatusCode) -> Response<DemoBody> {
     let mut response = Response::new(Full::default().boxed());
     *response.status_mut() = status;
     response
 }
 
-/// The events of a call, one after another: `next` returns one, and the call if more follow.
-fn events<C, N>(call: C, next: fn(C) -> N) -> Response<DemoBody>
+/// Builds a response that streams the events of a call: `next` returns one event, and the call if more
+/// follow.
+fn stream_events<C, N>(call: C, next: fn(C) -> N) -> Response<DemoBody>
 where
     C: Send + Sync + 'static,
     N: Future<Output = Option<(Bytes, Option<C>)>> + Send + Sync + 'static,
@@ -549,7 +575,7 @@ mod tests {
     }
 
     /// A session whose client supports elicitation.
-    async fn asked_world() -> World {
+    async fn world_with_elicitation() -> World {
         let world = World::new().await;
         let initialize = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"elicitation":{}}}}"#;
         let response = post(&world.server, None, initialize).await;
@@ -568,7 +594,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_table_is_booked_after_the_input_response() {
-        let world = asked_world().await;
+        let world = world_with_elicitation().await;
         let mut stream = world.post(BOOK).await.into_body();
         let question = next(&mut stream).await.unwrap();
         assert_eq!(question["method"], "elicitation/create");
@@ -588,7 +614,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_refuses_or_does_not_support_elicitation_gets_an_error_result() {
-        let world = asked_world().await;
+        let world = world_with_elicitation().await;
         let mut stream = world.post(BOOK).await.into_body();
         let question = next(&mut stream).await.unwrap();
         let error =
@@ -601,7 +627,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_cancelled_booking_removes_its_input_request() {
-        let world = asked_world().await;
+        let world = world_with_elicitation().await;
         let mut stream = world.post(BOOK).await.into_body();
         let question = next(&mut stream).await.unwrap();
         world.post(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#).await;

@@ -384,7 +384,7 @@ impl ResponseTracker {
 /// Returns the ids and kinds of the responses in the data of an event, which may be a batch.
 fn read_responses(data: &Bytes) -> impl Iterator<Item = (RequestId, MessageKind)> {
     let text = sse::decode_lossy(data).unwrap_or_else(|| data.clone());
-    MessageReader::of(text).filter_map(|frame| match frame.ok()?.kind() {
+    MessageReader::new(text).filter_map(|frame| match frame.ok()?.kind() {
         Kind::Success { id, .. } => Some((id.clone(), MessageKind::Result)),
         Kind::Failure { id: Some(id), .. } => Some((id.clone(), MessageKind::Error)),
         Kind::Failure { id: None, .. } | Kind::Request { .. } | Kind::Notification { .. } => None,
@@ -478,7 +478,7 @@ mod tests {
     use super::*;
 
     fn read(text: &'static str) -> LegacyPost {
-        LegacyPost::read(&mut MessageReader::of(Bytes::from_static(text.as_bytes()))).expect("messages")
+        LegacyPost::read(&mut MessageReader::new(Bytes::from_static(text.as_bytes()))).expect("messages")
     }
 
     fn ids(tokens: &[&'static str]) -> SmallVec<[RequestId; 1]> {
@@ -516,7 +516,7 @@ mod tests {
         };
         assert_eq!((target(0), target(3), target(4)), (Some("t"), None, Some("file:///a")));
         assert!(read("[]").messages.is_empty());
-        assert!(LegacyPost::read(&mut MessageReader::of(Bytes::from_static(b"[{\"id\":{}}]"))).is_err());
+        assert!(LegacyPost::read(&mut MessageReader::new(Bytes::from_static(b"[{\"id\":{}}]"))).is_err());
     }
 
     #[test]
@@ -557,7 +557,7 @@ mod tests {
             format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{id},"reason":"x"}}}}"#)
         };
         let cancelled = |body: String| -> Vec<RequestId> {
-            let post = LegacyPost::read(&mut MessageReader::of(body.into())).expect("messages");
+            let post = LegacyPost::read(&mut MessageReader::new(body.into())).expect("messages");
             post.cancelled_ids().cloned().collect()
         };
         assert_eq!(cancelled(cancel("23")), ids(&["23"])[..]);

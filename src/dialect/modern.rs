@@ -399,7 +399,7 @@ fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<
         return Err(header_mismatch(format!("{} occurs twice", spec_name(name))));
     }
     // A value with bytes beyond ASCII matches no expected value, and is quoted in the error.
-    Ok(Some(headers::text(value)))
+    Ok(Some(headers::to_text_lossy(value)))
 }
 
 /// Copies the headers that are forwarded with this request only; shares those of the previous request if they
@@ -474,7 +474,7 @@ mod tests {
     }
 
     fn read_text(text: &str, headers: &HeaderMap) -> Result<ModernMessage, RequestRefusal> {
-        let mut messages = MessageReader::of(text.replace("META", META).into());
+        let mut messages = MessageReader::new(text.replace("META", META).into());
         let frame = messages.next().expect("there is one");
         check_depth(messages.depth(), 16)?;
         read_message(frame, headers, None)

@@ -10,7 +10,7 @@ use crate::protocol::{
     ErrorObject, Frame, InputKind, InputRequest, Kind, Method, Payload, RequestId, code, frame,
     input_keys::InputKeys,
     meta,
-    splice::{BytesPatch, JsonObject, ObjectEdit, items},
+    splice::{BytesPatch, JsonObject, ObjectEdit, array_items},
 };
 use bytes::Bytes;
 use serde_json::json;
@@ -154,7 +154,7 @@ fn remove_task_support(tools: &Bytes, patch: &mut BytesPatch) {
     if memchr::memmem::find(tools, b"taskSupport").is_none() {
         return;
     }
-    for tool in items(tools).unwrap_or_default() {
+    for tool in array_items(tools).unwrap_or_default() {
         let Ok(tool) = JsonObject::read(&tool) else { continue };
         let Some(Ok(execution)) = tool.get("execution").map(|raw| JsonObject::read(&raw)) else { continue };
         let mut inner = ObjectEdit::new(&execution);
@@ -199,7 +199,7 @@ pub fn required_urls(error: &Bytes) -> Option<Vec<(String, InputRequest)>> {
         return None;
     }
     let data = JsonObject::read(&JsonObject::read(error).ok()?.get("data")?).ok()?;
-    let elicitations = items(&data.get("elicitations")?)?;
+    let elicitations = array_items(&data.get("elicitations")?)?;
     let input_requests: Vec<_> = elicitations.iter().map(url_elicitation).collect::<Option<_>>()?;
     let keyed = input_requests
         .into_iter()

@@ -240,7 +240,7 @@ impl ClientConnection {
 
     /// Records that a request's head is complete.
     pub(super) fn begin_request(&self) {
-        self.activity.begin();
+        self.activity.begin_request();
         if self.version == HttpVersion::Http1 {
             self.set_framing(ResponseFraming::NotBegun);
             self.set_phase(ConnectionPhase::Receiving);
@@ -254,7 +254,7 @@ impl ClientConnection {
 
     /// Records that a request has been received to its end.
     pub(super) fn complete_request(&self) {
-        self.activity.complete();
+        self.activity.complete_request();
         if self.version == HttpVersion::Http1 {
             self.set_phase(ConnectionPhase::Busy);
         }
@@ -289,8 +289,8 @@ impl ClientConnection {
     pub(super) fn end_request(&self, now: Instant) {
         // A request that was refused before it was complete counts as complete, so that its response is not
         // cut off.
-        self.activity.complete();
-        self.activity.end(now);
+        self.activity.complete_request();
+        self.activity.end_request(now);
         if self.version == HttpVersion::Http1 {
             self.set_phase(ConnectionPhase::Idle);
         }

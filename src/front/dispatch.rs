@@ -218,7 +218,7 @@ where
         }
         Err(refusal) => return PostOutcome::Refused(overload.unwrap_or(refusal), None),
     };
-    let mut messages = MessageReader::of(body.clone());
+    let mut messages = MessageReader::new(body.clone());
     let contents = BodyContent::read(&mut messages);
     let check_depth = || {
         let checked =
@@ -401,7 +401,7 @@ mod tests {
             .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))
             .collect();
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let contents = BodyContent::read(&mut MessageReader::of(body.clone()));
+        let contents = BodyContent::read(&mut MessageReader::new(body.clone()));
         let EraMessage::Legacy(post, _) = classify(&headers, contents, &body) else { return None };
         Some(post.messages.iter().map(|message| message.method_name()).collect::<Vec<_>>().join(","))
     }

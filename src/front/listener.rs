@@ -229,7 +229,7 @@ pub(super) async fn accept<S: FrontStack>(
                 let close_trigger = CloseTrigger { stopping: stopping.clone(), idle };
                 let task = ConnectionTask { front, peer, generations: generations.clone(), close_trigger };
                 stopping.spawn(async move {
-                    let _permit = (permit, Limit::Connections.take(1));
+                    let _permit = (permit, Limit::Connections.acquire(1));
                     task.run(stream, tls).await;
                 });
             }
@@ -290,7 +290,7 @@ fn close_excess_pending(
         return;
     }
     (0..closed).for_each(|_| Limit::PendingConnections.record_hit());
-    if let Some(closed) = throttle.count_all(closed, now) {
+    if let Some(closed) = throttle.count_many(closed, now) {
         tracing::warn!(
             target: "deferral",
             event = "pending_connections_full",
@@ -421,7 +421,7 @@ impl<S: FrontStack> ConnectionTask<S> {
                     ended = &mut http_connection => ended,
                     due = closing => {
                         // No request was answered yet, and hyper would wait for the rest of the first one.
-                        if due == CloseReason::Requested && !activity.has_completed() && activity.waiting_since().is_some() {
+                        if due == CloseReason::Requested && !activity.has_completed_request() && activity.waiting_since().is_some() {
                             return;
                         }
                         Pin::new(&mut http_connection).graceful_shutdown();
@@ -493,7 +493,9 @@ impl<S: FrontStack> ConnectionTask<S> {
                 CloseReason::Requested
             }
         };
-        if reason == CloseReason::Requested && !activity.has_completed() && activity.waiting_since().is_some()
+        if reason == CloseReason::Requested
+            && !activity.has_completed_request()
+            && activity.waiting_since().is_some()
         {
             return;
         }

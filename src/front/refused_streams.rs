@@ -176,10 +176,10 @@ impl FrameScanner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::metrics::limits;
+    use crate::telemetry::metrics::limit_snapshots;
 
     fn hits(key: &str) -> u64 {
-        limits().iter().find(|limit| limit.limit == key).expect("it is counted").hits
+        limit_snapshots().iter().find(|limit| limit.limit == key).expect("it is counted").hits
     }
 
     fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {

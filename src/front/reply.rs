@@ -24,7 +24,7 @@
 use super::{connection::ClientConnection, layers::access_entry::AccessEntry, responses};
 use crate::{
     dialect::modern,
-    protocol::{ErrorObject, RequestId, accept::event_stream, sse},
+    protocol::{ErrorObject, RequestId, accept::event_stream_headers, sse},
     proxy::{
         AccessSummary, BodyContinuation, BodyPiece, BodyStream, CallReply, DeliveryCommit, KeepAlive,
         KeepAliveStep, ReplyItem, ReplyStream,
@@ -142,7 +142,7 @@ pub(super) async fn respond(mut items: ReplyStream, context: ResponseContext) ->
     entry.set_status(StatusCode::OK);
     let events = EventStream { items: Some(items), first: Some(first), keep_alive, id };
     let mut response = Response::new(FrontBody { kind: BodyKind::Events(events), entry });
-    *response.headers_mut() = event_stream();
+    *response.headers_mut() = event_stream_headers();
     response
 }
 

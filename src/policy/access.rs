@@ -4,7 +4,7 @@
 //! checks of `Host` and `Origin` prevent such requests (2026-07-28, *Streamable HTTP, Security*).
 
 use crate::protocol::{
-    headers::text,
+    headers::to_text_lossy,
     request_head::{HostName, host_name},
 };
 use http::{
@@ -66,10 +66,10 @@ impl AccessPolicy {
     pub fn check_head(&self, uri: &Uri, headers: &HeaderMap) -> Result<AccessProof, AccessDenial> {
         let mut checked = self.check(uri.authority().map(|authority| authority.as_str()), None)?;
         for host in headers.get_all(HOST) {
-            checked = self.check(Some(&text(host)), None)?;
+            checked = self.check(Some(&to_text_lossy(host)), None)?;
         }
         for origin in headers.get_all(ORIGIN) {
-            checked = self.check(None, Some(&text(origin)))?;
+            checked = self.check(None, Some(&to_text_lossy(origin)))?;
         }
         Ok(checked)
     }

@@ -13,7 +13,7 @@ pub const EVENT_STREAM: &str = "text/event-stream";
 
 /// The response headers of an event stream. `X-Accel-Buffering: no` makes intermediaries forward each event
 /// at once (2026-07-28, *Streamable HTTP, Receiving Messages*).
-pub fn event_stream() -> HeaderMap {
+pub fn event_stream_headers() -> HeaderMap {
     HeaderMap::from_iter([
         (CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM)),
         (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
@@ -40,15 +40,15 @@ enum RangeSpecificity {
 /// one still means the media type. A range that cannot be parsed admits nothing.
 pub fn accepts(headers: &HeaderMap, media: &str) -> bool {
     let ranges = headers.get_all(ACCEPT).iter().flat_map(|line| split(line.as_bytes(), b','));
-    // Of two equally specific ranges the one that admits counts.
+    // Of two equally specific ranges, the one that admits `media` wins.
     match ranges.filter_map(|range| match_range(range, media)).max() {
         Some((_, admits)) => admits,
         None => !headers.contains_key(ACCEPT),
     }
 }
 
-/// Whether both media types are admitted in which a server may respond to a POST (2026-07-28, *Streamable
-/// HTTP, Sending Messages*).
+/// Whether the `Accept` headers admit both `application/json` and `text/event-stream`: a server may respond
+/// to a POST in either (2026-07-28, *Streamable HTTP, Sending Messages*).
 pub fn accepts_both(headers: &HeaderMap) -> bool {
     let mut lines = headers.get_all(ACCEPT).iter();
     // The value that nearly every client sends, in the two orders in use.
@@ -71,7 +71,7 @@ fn match_range(range: &[u8], media: &str) -> Option<(RangeSpecificity, bool)> {
     let mut parts = split(range, b';').map(<[u8]>::trim_ascii);
     let name = parts.next()?;
     let (kind, _) = media.split_once('/')?;
-    let closeness = if name == b"*/*" {
+    let specificity = if name == b"*/*" {
         RangeSpecificity::Anything
     } else if name.eq_ignore_ascii_case(media.as_bytes()) {
         RangeSpecificity::Exact
@@ -84,7 +84,7 @@ fn match_range(range: &[u8], media: &str) -> Option<(RangeSpecificity, bool)> {
         [b'q' | b'Q', b'=', weight @ ..] => Some(weight),
         _ => None,
     });
-    Some((closeness, weight.is_none_or(is_positive_weight)))
+    Some((specificity, weight.is_none_or(is_positive_weight)))
 }
 
 /// Whether a weight is above zero. A weight is `0` or `1` with up to three decimals (RFC 9110, 12.4.2); any

@@ -1,7 +1,7 @@
 //! Equality of JSON values, independent of their spelling.
 //!
-//! A client that retries a request may serialize it anew. [`value`] gives two texts the same bytes exactly if
-//! they mean the same value:
+//! A client that retries a request may serialize it anew. [`canonicalize`] gives two texts the same bytes
+//! exactly if they mean the same value:
 //!
 //! - spacing and the order of an object's keys do not matter;
 //! - strings are compared by their characters, whether escaped or not (half of a surrogate pair is a
@@ -12,30 +12,30 @@
 //!
 //! Nothing is rounded, so different values never become equal.
 
-/// Levels of nesting that are parsed. Deeper values are compared byte for byte, so that recursion cannot
-/// exhaust the stack, whatever the depth limit of the message.
-pub const DEPTH: usize = 128;
+/// Maximum nesting of a JSON text that is compared by value. Deeper values are compared byte for byte, so
+/// that recursion cannot exhaust the stack, whatever the depth limit of the message.
+pub const MAX_DEPTH: usize = 128;
 
-/// The canonical form of a JSON text: opaque bytes, for comparing and hashing. Text that is not valid JSON
-/// equals only itself.
-pub fn value(json: &[u8]) -> Vec<u8> {
+/// Returns the canonical form of a JSON text: opaque bytes, for comparing and hashing. Text that is not valid
+/// JSON equals only itself.
+pub fn canonicalize(json: &[u8]) -> Vec<u8> {
     let mut reader = Canonicalizer { json, at: 0 };
     let mut out = Vec::with_capacity(json.len() + json.len() / 4 + 8);
-    if reader.value(DEPTH, &mut out).and_then(|()| reader.end()).is_none() {
+    if reader.value(MAX_DEPTH, &mut out).and_then(|()| reader.expect_end()).is_none() {
         out.clear();
-        text(b'?', json, &mut out);
+        write_tagged(b'?', json, &mut out);
     }
     out
 }
 
 /// Whether two JSON texts are the same value.
 pub fn is_equal(one: &[u8], other: &[u8]) -> bool {
-    one == other || value(one) == value(other)
+    one == other || canonicalize(one) == canonicalize(other)
 }
 
 /// Whether a JSON number has no fraction: `5`, `5.0` and `5e3`, but not `5.5`.
 pub fn is_integer(number: &[u8]) -> bool {
-    // An exponent that does not fit is assumed to be positive.
+    // An exponent that does not fit an `i64` is assumed to be positive.
     ExactDecimal::read(number).is_none_or(|decimal| decimal.exponent >= 0)
 }
 
@@ -47,8 +47,8 @@ struct Canonicalizer<'a> {
 
 /// A number as an integer times a power of ten.
 struct ExactDecimal {
-    negative: bool,
-    /// Without zeros at either end; empty for zero.
+    is_negative: bool,
+    /// The significant digits in ASCII, without zeros at either end; empty for zero.
     digits: Vec<u8>,
     exponent: i64,
 }
@@ -61,8 +61,8 @@ impl<'a> Canonicalizer<'a> {
         match self.peek()? {
             b'{' | b'[' if levels == 0 => {
                 let from = self.at;
-                self.skip()?;
-                text(b'?', &self.json[from..self.at], out);
+                self.skip_value()?;
+                write_tagged(b'?', &self.json[from..self.at], out);
             }
             b'{' => self.object(levels - 1, out)?,
             b'[' => self.array(levels - 1, out)?,
@@ -81,11 +81,11 @@ impl<'a> Canonicalizer<'a> {
         // The key range and the end of the value of each member.
         let mut members = Vec::new();
         self.at += 1;
-        let mut more = self.peek()? != b'}';
-        if !more {
+        let mut has_more = self.peek()? != b'}';
+        if !has_more {
             self.at += 1;
         }
-        while more {
+        while has_more {
             let from = out.len();
             if self.peek()? != b'"' {
                 return None;
@@ -95,7 +95,7 @@ impl<'a> Canonicalizer<'a> {
             self.expect(b':')?;
             self.value(levels, out)?;
             members.push((key, out.len()));
-            more = self.take_separator(b'}')?;
+            has_more = self.take_separator(b'}')?;
         }
         if !members.is_sorted_by_key(|(key, _)| &out[key.clone()]) {
             members.sort_by(|(one, _), (other, _)| out[one.clone()].cmp(&out[other.clone()]));
@@ -113,13 +113,13 @@ impl<'a> Canonicalizer<'a> {
     fn array(&mut self, levels: usize, out: &mut Vec<u8>) -> Option<()> {
         out.push(b'[');
         self.at += 1;
-        let mut more = self.peek()? != b']';
-        if !more {
+        let mut has_more = self.peek()? != b']';
+        if !has_more {
             self.at += 1;
         }
-        while more {
+        while has_more {
             self.value(levels, out)?;
-            more = self.take_separator(b']')?;
+            has_more = self.take_separator(b']')?;
         }
         out.push(b']');
         Some(())
@@ -136,7 +136,7 @@ impl<'a> Canonicalizer<'a> {
             decoded.extend_from_slice(&rest[..run]);
             self.at += run + 1;
             if rest[run] == b'"' {
-                text(b'"', &decoded, out);
+                write_tagged(b'"', &decoded, out);
                 return Some(());
             }
             let escape = *self.json.get(self.at)?;
@@ -162,11 +162,11 @@ impl<'a> Canonicalizer<'a> {
     fn unicode(&mut self, decoded: &mut Vec<u8>) -> Option<()> {
         let mut unit = self.four_digits()?;
         if (0xd800..0xdc00).contains(&unit) && self.json[self.at..].starts_with(b"\\u") {
-            let before = self.at;
+            let after_first = self.at;
             self.at += 2;
             match self.four_digits()? {
                 second @ 0xdc00..0xe000 => unit = 0x10000 + ((unit - 0xd800) << 10) + (second - 0xdc00),
-                _ => self.at = before,
+                _ => self.at = after_first,
             }
         }
         match char::from_u32(unit) {
@@ -198,7 +198,7 @@ impl<'a> Canonicalizer<'a> {
         self.at += length;
         match ExactDecimal::read(token) {
             Some(decimal) => decimal.write(out),
-            None => text(b'?', token, out),
+            None => write_tagged(b'?', token, out),
         }
         Some(())
     }
@@ -211,7 +211,7 @@ impl<'a> Canonicalizer<'a> {
     }
 
     /// Skips a value without parsing it.
-    fn skip(&mut self) -> Option<()> {
+    fn skip_value(&mut self) -> Option<()> {
         let mut depth = 0usize;
         loop {
             match *self.json.get(self.at)? {
@@ -246,6 +246,7 @@ impl<'a> Canonicalizer<'a> {
         }
     }
 
+    /// Skips `byte`, which must be the next one after white space.
     fn expect(&mut self, byte: u8) -> Option<()> {
         (self.peek()? == byte).then(|| self.at += 1)
     }
@@ -258,7 +259,8 @@ impl<'a> Canonicalizer<'a> {
         self.json.get(self.at).copied()
     }
 
-    fn end(&mut self) -> Option<()> {
+    /// Checks that only white space is left.
+    fn expect_end(&mut self) -> Option<()> {
         self.peek().is_none().then_some(())
     }
 }
@@ -266,9 +268,9 @@ impl<'a> Canonicalizer<'a> {
 // === impl ExactDecimal ===
 
 impl ExactDecimal {
-    /// Returns `None` if the text is no number, or if its exponent does not fit.
+    /// Parses a number; `None` if the text is no number, or if its exponent does not fit an `i64`.
     fn read(token: &[u8]) -> Option<Self> {
-        let (negative, rest) = match token.strip_prefix(b"-") {
+        let (is_negative, rest) = match token.strip_prefix(b"-") {
             Some(rest) => (true, rest),
             None => (false, token),
         };
@@ -291,13 +293,14 @@ impl ExactDecimal {
         let leading = digits.iter().take_while(|digit| **digit == b'0').count();
         digits.drain(..leading);
         if digits.is_empty() {
-            return Some(Self { negative: false, digits, exponent: 0 });
+            return Some(Self { is_negative: false, digits, exponent: 0 });
         }
-        Some(Self { negative, digits, exponent })
+        Some(Self { is_negative, digits, exponent })
     }
 
+    /// Writes the sign, the significant digits and the exponent, which are unique for each value.
     fn write(&self, out: &mut Vec<u8>) {
-        out.push(if self.negative { b'-' } else { b'+' });
+        out.push(if self.is_negative { b'-' } else { b'+' });
         out.extend_from_slice(&self.digits);
         out.push(b'e');
         out.extend_from_slice(itoa::Buffer::new().format(self.exponent).as_bytes());
@@ -305,8 +308,9 @@ impl ExactDecimal {
     }
 }
 
-/// Writes bytes behind their length, so that no content can be mistaken for structure.
-fn text(kind: u8, bytes: &[u8], out: &mut Vec<u8>) {
+/// Writes `kind`, the length and the bytes. The length prefix keeps content from being mistaken for
+/// structure.
+fn write_tagged(kind: u8, bytes: &[u8], out: &mut Vec<u8>) {
     out.push(kind);
     out.extend_from_slice(itoa::Buffer::new().format(bytes.len()).as_bytes());
     out.push(b':');
@@ -412,9 +416,9 @@ mod tests {
         let nested = |depth: usize, inner: &str| {
             format!("{}{inner}{}", "[".repeat(depth), "]".repeat(depth)).into_bytes()
         };
-        assert!(is_equal(&nested(DEPTH, "1 , \"]\""), &nested(DEPTH, "1,\"]\"")));
-        assert!(!is_equal(&nested(DEPTH + 1, "1 , \"]\""), &nested(DEPTH + 1, "1,\"]\"")));
-        assert!(is_equal(&nested(DEPTH + 1, " [\"\\\"\"] "), &nested(DEPTH + 1, " [\"\\\"\"] ")));
+        assert!(is_equal(&nested(MAX_DEPTH, "1 , \"]\""), &nested(MAX_DEPTH, "1,\"]\"")));
+        assert!(!is_equal(&nested(MAX_DEPTH + 1, "1 , \"]\""), &nested(MAX_DEPTH + 1, "1,\"]\"")));
+        assert!(is_equal(&nested(MAX_DEPTH + 1, " [\"\\\"\"] "), &nested(MAX_DEPTH + 1, " [\"\\\"\"] ")));
         let deep = nested(200_000, "");
         assert!(is_equal(&deep, &deep.clone()));
     }
@@ -484,8 +488,8 @@ mod tests {
 
         #[test]
         fn any_bytes_at_all_are_read(bytes in prop::collection::vec(prop::sample::select(&b"{}[]\":,\\u0d8-.e1 tn"[..]), 0..24)) {
-            // Any bytes that a client sends have a form, and a stable one.
-            let form = value(&bytes);
+            // Any bytes have a canonical form, and always the same one.
+            let form = canonicalize(&bytes);
             prop_assert!(is_equal(&bytes, &bytes));
             prop_assert!(form.len() <= bytes.len() * 8 + 64);
         }

@@ -1,9 +1,10 @@
 //! The capabilities that a client declares: raw, and as flags.
 //!
 //! A modern client declares its capabilities with every request; a legacy server receives them once, when a
-//! session begins. So each request needs a session that was opened with the same capabilities, and
-//! [`Capabilities::legacy`] is what they are compared by. A server may still send an input request that was
-//! not declared; [`Capabilities::missing_for`] finds that out before the client receives it.
+//! session begins. So each request needs a session that was opened with the same capabilities: two clients
+//! can share sessions if their [`Capabilities::legacy`] are equal. A server may still send an input request
+//! that the client did not declare; [`Capabilities::missing_for`] detects this before the client receives the
+//! request.
 
 use super::{
     Method,
@@ -18,10 +19,12 @@ use serde_json::{Map, Value, json};
 pub struct Capabilities {
     /// The object exactly as it was declared, in an allocation of its own; `None` if it equals `legacy`.
     raw: Option<Bytes>,
+    /// The object without the capabilities that the proxy handles itself; see [`Capabilities::legacy`].
     legacy: Bytes,
     flags: CapabilityFlags,
 }
 
+/// The declared capabilities that the proxy acts on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct CapabilityFlags {
     elicitation_form: bool,
@@ -38,16 +41,16 @@ struct CapabilityFlags {
 pub enum CapabilitiesError {
     #[error("capabilities must be an object")]
     NotAnObject,
-    #[error("capabilities of {length} bytes exceed the limit of {LARGEST}; declare less")]
+    #[error("capabilities of {length} bytes exceed the limit of {MAX_DECLARATION_BYTES}; declare less")]
     TooLarge { length: usize },
 }
 
 /// The maximum size of a declaration, in bytes. Real clients declare some hundred bytes. A declaration is
 /// retained as long as the sessions opened with it, and sent to the server at the beginning of each.
-pub const LARGEST: usize = 64 << 10;
+pub const MAX_DECLARATION_BYTES: usize = 64 << 10;
 
-/// The client capabilities in the specification, 2025-03-26 to 2026-07-28, each with its members; none where
-/// any member is allowed.
+/// The client capabilities in the specification, 2025-03-26 to 2026-07-28, each with the members it may have;
+/// the list is empty where any member is allowed.
 pub const KNOWN_CAPABILITIES: [(&str, &[&str]); 6] = [
     ("elicitation", &["form", "url"]),
     ("experimental", &[]),
@@ -64,14 +67,15 @@ impl Capabilities {
     /// as `null` or `false`, does not declare it.
     ///
     /// # Errors
-    /// [`CapabilitiesError`] if the bytes are no object, or more than [`LARGEST`].
+    /// [`CapabilitiesError`] if the bytes are no object, or more than [`MAX_DECLARATION_BYTES`].
     pub fn read(raw: Bytes) -> Result<Self, CapabilitiesError> {
-        if raw.len() > LARGEST {
+        if raw.len() > MAX_DECLARATION_BYTES {
             return Err(CapabilitiesError::TooLarge { length: raw.len() });
         }
         let object = JsonObject::read(&raw).map_err(|_| CapabilitiesError::NotAnObject)?;
-        let (legacy, flags) = (legacy(&object), CapabilityFlags::of(&object));
-        // A copy, because a slice would keep the request alive. Mostly both are the same and are stored once.
+        let (legacy, flags) = (legacy_form(&object), CapabilityFlags::from_declaration(&object));
+        // Copy the bytes, because a slice would keep the whole request alive. `raw` mostly equals `legacy`
+        // and is then stored once.
         let raw = (raw != legacy).then(|| Bytes::copy_from_slice(&raw));
         Ok(Self { raw, legacy, flags })
     }
@@ -106,7 +110,7 @@ impl Capabilities {
         self.flags.tasks
     }
 
-    /// Whether a server may send this client any input request.
+    /// Whether the client declares any input capability, so that a server may send it input requests.
     pub fn can_receive_input_requests(&self) -> bool {
         self.input_capability_count() > 0
     }
@@ -116,7 +120,8 @@ impl Capabilities {
         self.flags.input_capabilities().into_iter().filter(|is_declared| *is_declared).count()
     }
 
-    /// Whether this client declares every input capability that `other` declares.
+    /// Whether this client declares every input capability (elicitation, sampling, roots and their options)
+    /// that `other` declares. Other capabilities do not count.
     pub fn covers(&self, other: &Self) -> bool {
         self.flags
             .input_capabilities()
@@ -132,14 +137,14 @@ impl Capabilities {
     /// method that is no input request needs nothing.
     pub fn missing_for(&self, method: &Method, params: Option<&Bytes>) -> Option<Value> {
         let params = params.and_then(|params| JsonObject::read(params).ok());
-        let says =
+        let has_param =
             |key| params.as_ref().and_then(|params| params.get(key)).is_some_and(|value| value != "null");
         let required = match method {
             Method::Elicit => {
                 let mode = params.as_ref().and_then(|params| params.string("mode"));
                 json!({ "elicitation": { mode.as_deref().unwrap_or("form"): {} } })
             }
-            Method::CreateMessage if says("tools") || says("toolChoice") => {
+            Method::CreateMessage if has_param("tools") || has_param("toolChoice") => {
                 json!({ "sampling": { "tools": {} } })
             }
             Method::CreateMessage => json!({ "sampling": {} }),
@@ -164,22 +169,24 @@ impl Capabilities {
 // === impl CapabilityFlags ===
 
 impl CapabilityFlags {
-    fn of(capabilities: &JsonObject) -> Self {
-        let elicitation = inner(capabilities, "elicitation");
-        let sampling = inner(capabilities, "sampling");
-        let with = |name| sampling.as_ref().is_some_and(|sampling| declares(sampling, name));
-        let mode = |name| elicitation.as_ref().is_some_and(|modes| declares(modes, name));
-        // An elicitation without a mode is from before there were two (2026-07-28, *Elicitation*).
+    fn from_declaration(capabilities: &JsonObject) -> Self {
+        let elicitation = object_member(capabilities, "elicitation");
+        let sampling = object_member(capabilities, "sampling");
+        let has_sampling_option = |name| sampling.as_ref().is_some_and(|sampling| declares(sampling, name));
+        let has_mode = |name| elicitation.as_ref().is_some_and(|modes| declares(modes, name));
+        // A client that declares `elicitation` and names no mode supports forms only: revisions before
+        // 2025-11-25 have no modes (2026-07-28, *Elicitation*).
         let names_no_mode =
             |modes: &JsonObject| ["form", "url"].into_iter().all(|name| !modes.contains(name));
         Self {
-            elicitation_form: mode("form") || elicitation.as_ref().is_some_and(names_no_mode),
-            elicitation_url: mode("url"),
+            elicitation_form: has_mode("form") || elicitation.as_ref().is_some_and(names_no_mode),
+            elicitation_url: has_mode("url"),
             sampling: declares(capabilities, "sampling"),
-            sampling_tools: with("tools"),
-            sampling_context: with("context"),
+            sampling_tools: has_sampling_option("tools"),
+            sampling_context: has_sampling_option("context"),
             roots: declares(capabilities, "roots"),
-            tasks: inner(capabilities, "extensions").is_some_and(|it| declares(&it, TASKS_EXTENSION)),
+            tasks: object_member(capabilities, "extensions")
+                .is_some_and(|extensions| declares(&extensions, TASKS_EXTENSION)),
         }
     }
 
@@ -193,16 +200,16 @@ impl CapabilityFlags {
 }
 
 /// The capabilities without those that the proxy handles itself.
-fn legacy(capabilities: &JsonObject) -> Bytes {
+fn legacy_form(capabilities: &JsonObject) -> Bytes {
     let mut edit = ObjectEdit::new(capabilities);
     edit.remove("tasks");
-    if let Some(extensions) = inner(capabilities, "extensions") {
-        let mut others = ObjectEdit::new(&extensions);
-        others.remove(TASKS_EXTENSION);
-        if others.leaves_empty() {
+    if let Some(extensions) = object_member(capabilities, "extensions") {
+        let mut extensions_edit = ObjectEdit::new(&extensions);
+        extensions_edit.remove(TASKS_EXTENSION);
+        if extensions_edit.leaves_empty() {
             edit.remove("extensions");
-        } else if !others.is_empty() {
-            edit.set("extensions", others.apply());
+        } else if !extensions_edit.is_empty() {
+            edit.set("extensions", extensions_edit.apply());
         }
     }
     match edit.is_empty() {
@@ -214,7 +221,7 @@ fn legacy(capabilities: &JsonObject) -> Bytes {
 /// The capabilities with an explicit `elicitation.form`, for a client that declares it by naming no mode.
 fn with_explicit_form(raw: &Bytes) -> Bytes {
     let capabilities = JsonObject::read(raw).expect("it was read as an object");
-    let elicitation = inner(&capabilities, "elicitation").expect("a form needs one");
+    let elicitation = object_member(&capabilities, "elicitation").expect("a form needs one");
     let mut modes = ObjectEdit::new(&elicitation);
     modes.set_if_absent("form", "{}");
     let mut edit = ObjectEdit::new(&capabilities);
@@ -222,27 +229,29 @@ fn with_explicit_form(raw: &Bytes) -> Bytes {
     edit.apply()
 }
 
-/// The part of `required` that is not in `declared`.
+/// The part of `required` that is not in `declared`, compared recursively.
 fn missing(declared: &Bytes, required: &Value) -> Option<Value> {
-    let Value::Object(wanted) = required else {
-        let same = serde_json::from_slice::<Value>(declared).is_ok_and(|declared| declared == *required);
-        return if same { None } else { Some(required.clone()) };
+    let Value::Object(required_members) = required else {
+        let is_same = serde_json::from_slice::<Value>(declared).is_ok_and(|declared| declared == *required);
+        return if is_same { None } else { Some(required.clone()) };
     };
     let Ok(declared) = JsonObject::read(declared) else { return Some(required.clone()) };
-    let lacking = wanted.iter().filter_map(|(key, required)| {
+    let missing_members = required_members.iter().filter_map(|(key, required)| {
         let part = match declared.get(key) {
             Some(declared) => missing(&declared, required),
             None => Some(required.clone()),
         };
         Some((key.clone(), part?))
     });
-    Some(lacking.collect::<Map<_, _>>()).filter(|lacking| !lacking.is_empty()).map(Value::Object)
+    Some(missing_members.collect::<Map<_, _>>()).filter(|members| !members.is_empty()).map(Value::Object)
 }
 
-fn inner(object: &JsonObject, key: &str) -> Option<JsonObject> {
+/// The member `key`, if it is an object.
+fn object_member(object: &JsonObject, key: &str) -> Option<JsonObject> {
     JsonObject::read(&object.get(key)?).ok()
 }
 
+/// Whether the member `key` is an object, which declares the capability.
 fn declares(object: &JsonObject, key: &str) -> bool {
     object.raw(key).is_some_and(|value| value.starts_with(b"{"))
 }
@@ -252,7 +261,7 @@ mod tests {
     use super::*;
     use std::{borrow::Cow, sync::Arc};
 
-    /// Bytes whose drop is observable: it shows when the last slice of them is gone.
+    /// Bytes whose drop is observable: the flag shows when their last slice is dropped.
     struct Watched {
         bytes: &'static str,
         _alive: Arc<()>,
@@ -322,8 +331,8 @@ mod tests {
             let padding = "x".repeat(length - r#"{"experimental":{"":{}}}"#.len());
             Capabilities::read(format!(r#"{{"experimental":{{"{padding}":{{}}}}}}"#).into())
         };
-        assert!(declared(LARGEST).is_ok());
-        let refused = declared(LARGEST + 1).expect_err("it is too large");
+        assert!(declared(MAX_DECLARATION_BYTES).is_ok());
+        let refused = declared(MAX_DECLARATION_BYTES + 1).expect_err("it is too large");
         assert_eq!(
             refused.to_string(),
             "capabilities of 65537 bytes exceed the limit of 65536; declare less"

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 /// The bytes are no JSON (JSON-RPC 2.0).
 pub const PARSE_ERROR: i64 = -32700;
-/// Not a JSON-RPC message (JSON-RPC 2.0).
+/// The JSON is not a JSON-RPC message (JSON-RPC 2.0).
 pub const INVALID_REQUEST: i64 = -32600;
 /// The method is not served (JSON-RPC 2.0).
 pub const METHOD_NOT_FOUND: i64 = -32601;
@@ -26,11 +26,12 @@ pub const MISSING_CAPABILITY: i64 = -32021;
 pub const UNSUPPORTED_VERSION: i64 = -32022;
 /// No such resource (2025-11-25 and earlier). Not emitted to 2026-07-28 clients.
 pub const RESOURCE_NOT_FOUND: i64 = -32002;
-/// A URL must be visited first (2025-11-25 only). Not emitted to 2026-07-28 clients.
+/// The user must visit a URL before the request is sent again (2025-11-25 only). Not emitted to 2026-07-28
+/// clients.
 pub const URL_ELICITATION_REQUIRED: i64 = -32042;
 
 // The proxy's own codes. New codes must be outside the range that JSON-RPC reserves, -32768 to -32000
-// (2026-07-28, *Error Codes*). They are stable, because clients match on them.
+// (2026-07-28, *Error Codes*). Existing codes never change, because clients match on them.
 
 /// The server could not be reached; nothing was sent.
 pub const UPSTREAM_UNAVAILABLE: i64 = -31001;
@@ -49,7 +50,8 @@ pub const SHUTTING_DOWN: i64 = -31007;
 /// The credentials were refused, by the server or by the proxy.
 pub const UNAUTHORIZED: i64 = -31008;
 
-/// Whether a code is one of the proxy's own, so that the proxy wrote the message of the error.
+/// Whether a code is one of the proxy's own (-31008 to -31001): the proxy, not the server, wrote the error's
+/// message.
 pub const fn is_own(code: i64) -> bool {
     matches!(code, UNAUTHORIZED..=UPSTREAM_UNAVAILABLE)
 }
@@ -95,10 +97,12 @@ struct ErrorMembers<'a> {
 // === impl ErrorObject ===
 
 impl ErrorObject {
+    /// Creates an error object with a code and a message, without `data`.
     pub fn new(code: i64, message: impl AsRef<str>) -> Self {
         Self::build(code, message.as_ref(), None)
     }
 
+    /// Creates an error object with a code, a message and `data`.
     pub fn with_data(code: i64, message: impl AsRef<str>, data: &Value) -> Self {
         Self::build(code, message.as_ref(), Some(data))
     }
@@ -110,19 +114,21 @@ impl ErrorObject {
         let Ok(object) = JsonObject::read(&raw) else { return Self::from_non_object(&raw) };
         let (code, message) = (object.get("code"), object.get("message"));
         let number = code.as_ref().and_then(|code| serde_json::from_slice(code).ok());
-        let has_code = number.is_some() || code.as_ref().is_some_and(is_whole);
+        let has_code = number.is_some() || code.as_ref().is_some_and(is_integer_token);
         let has_message = object.string("message").is_some();
         if has_code && has_message {
             return Self { code: number.unwrap_or(INTERNAL_ERROR), raw };
         }
         let mut edit = ObjectEdit::new(&object);
-        let kept = [(has_code, "code", code), (has_message, "message", message)];
-        let kept = kept.into_iter().filter_map(|(fits, name, value)| Some((name, value.filter(|_| !fits)?)));
-        let kept: Vec<_> = kept.collect();
-        if !kept.is_empty() {
+        let checked = [(has_code, "code", code), (has_message, "message", message)];
+        let invalid = checked
+            .into_iter()
+            .filter_map(|(is_valid, name, value)| Some((name, value.filter(|_| !is_valid)?)));
+        let invalid: Vec<_> = invalid.collect();
+        if !invalid.is_empty() {
             edit.set(
                 "data",
-                join_members(kept.into_iter().chain(object.get("data").map(|data| ("data", data)))),
+                join_members(invalid.into_iter().chain(object.get("data").map(|data| ("data", data)))),
             );
         }
         if !has_code {
@@ -134,9 +140,11 @@ impl ErrorObject {
         Self { code: number.unwrap_or(INTERNAL_ERROR), raw: edit.apply() }
     }
 
+    /// Builds an error from a value that is no object: a string becomes the message; any other value becomes
+    /// `data`.
     fn from_non_object(raw: &Bytes) -> Self {
         match serde_json::from_slice::<String>(raw) {
-            Ok(words) => Self::new(INTERNAL_ERROR, words),
+            Ok(text) => Self::new(INTERNAL_ERROR, text),
             Err(_) => {
                 let head =
                     br#"{"code":-32603,"message":"the server sent an error that is no object","data":"#;
@@ -163,9 +171,10 @@ impl ErrorObject {
             RESOURCE_NOT_FOUND => self.with_code(INVALID_PARAMS),
             -32099..=-32020 => {
                 let Ok(object) = JsonObject::read(&self.raw) else { return self };
-                let kept = ["code", "data"].into_iter().filter_map(|name| Some((name, object.get(name)?)));
+                let original =
+                    ["code", "data"].into_iter().filter_map(|name| Some((name, object.get(name)?)));
                 let mut edit = ObjectEdit::new(&object);
-                edit.set("code", INTERNAL_ERROR.to_string()).set("data", join_members(kept));
+                edit.set("code", INTERNAL_ERROR.to_string()).set("data", join_members(original));
                 Self { code: INTERNAL_ERROR, raw: edit.apply() }
             }
             _ => self,
@@ -182,18 +191,18 @@ impl ErrorObject {
     /// whole seconds as a number, an HTTP date as a string (RFC 9110, 10.2.3). An error whose `data` is no
     /// object, or has such a member, stays unchanged.
     #[must_use]
-    pub fn with_retry_after(self, after: &str) -> Self {
+    pub fn with_retry_after(self, retry_after: &str) -> Self {
         let Ok(object) = JsonObject::read(&self.raw) else { return self };
-        let after = match after.trim().parse::<u64>() {
+        let value = match retry_after.trim().parse::<u64>() {
             Ok(seconds) => seconds.to_string(),
-            Err(_) => Value::from(after.trim()).to_string(),
+            Err(_) => Value::from(retry_after.trim()).to_string(),
         };
         let data = match object.get("data").filter(|data| &data[..] != b"null") {
-            None => format!(r#"{{"retryAfter":{after}}}"#).into(),
+            None => format!(r#"{{"retryAfter":{value}}}"#).into(),
             Some(data) => match JsonObject::read(&data) {
                 Ok(data) if data.get("retryAfter").is_none() => {
                     let mut edit = ObjectEdit::new(&data);
-                    edit.set("retryAfter", after);
+                    edit.set("retryAfter", value);
                     edit.apply()
                 }
                 Ok(_) | Err(_) => return self,
@@ -204,25 +213,27 @@ impl ErrorObject {
         Self { code: self.code, raw: edit.apply() }
     }
 
-    /// The value of `Retry-After`: when the request may be sent again.
+    /// The delay after which the request may be sent again, from `data.retryAfter`: seconds or an HTTP date,
+    /// as a `Retry-After` header has it. `None` if the error has none.
     pub fn retry_after(&self) -> Option<String> {
         let data = JsonObject::read(&JsonObject::read(&self.raw).ok()?.get("data")?).ok()?;
-        let after = data.get("retryAfter")?;
-        match serde_json::from_slice(&after).ok()? {
+        let value = data.get("retryAfter")?;
+        match serde_json::from_slice(&value).ok()? {
             Value::String(date) => Some(date),
             Value::Number(seconds) => seconds.as_u64().map(|seconds| seconds.to_string()),
             Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
         }
     }
 
-    /// The error of a message, if the message is one.
-    pub fn of(message: &Frame) -> Option<Self> {
+    /// The error of a JSON-RPC error response; `None` for any other message.
+    pub fn from_message(message: &Frame) -> Option<Self> {
         match message.kind() {
             Kind::Failure { error, .. } => Some(Self::from_raw(error.clone())),
             Kind::Request { .. } | Kind::Notification { .. } | Kind::Success { .. } => None,
         }
     }
 
+    /// The error code; [`INTERNAL_ERROR`] if the peer wrote none, or not as an integer of 64 bits.
     pub fn code(&self) -> i64 {
         self.code
     }
@@ -232,7 +243,7 @@ impl ErrorObject {
         &self.raw
     }
 
-    /// The message; empty if the peer sent none.
+    /// The `message` member; empty if it is missing or no string.
     pub fn message(&self) -> String {
         JsonObject::read(&self.raw).ok().and_then(|object| object.string("message")).unwrap_or_default()
     }
@@ -244,7 +255,7 @@ impl ErrorObject {
     }
 }
 
-/// Writes raw members as an object.
+/// Builds a JSON object from names and raw JSON values.
 fn join_members<'a>(members: impl Iterator<Item = (&'a str, Bytes)>) -> Bytes {
     let mut out = Vec::new();
     for (name, value) in members {
@@ -258,7 +269,7 @@ fn join_members<'a>(members: impl Iterator<Item = (&'a str, Bytes)>) -> Bytes {
 }
 
 /// Whether a JSON token is an integer, in any spelling.
-fn is_whole(token: &Bytes) -> bool {
+fn is_integer_token(token: &Bytes) -> bool {
     serde_json::from_slice::<f64>(token).is_ok_and(|number| number.fract() == 0.0)
 }
 
@@ -291,7 +302,7 @@ mod tests {
             for error in [ErrorObject::from_raw(raw.into()), ErrorObject::from_raw(raw.into()).into_modern()]
             {
                 let object = JsonObject::read(error.as_bytes()).expect("an object");
-                assert!(object.get("code").is_some_and(|code| is_whole(&code)), "{raw}: {error:?}");
+                assert!(object.get("code").is_some_and(|code| is_integer_token(&code)), "{raw}: {error:?}");
                 assert!(object.string("message").is_some(), "{raw}: {error:?}");
             }
             let error = ErrorObject::from_raw(raw.into()).into_modern();

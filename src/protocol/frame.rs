@@ -27,18 +27,18 @@ use std::{
 #[derive(Clone, Debug)]
 pub struct Frame(Box<FrameParts>);
 
-/// Behind a pointer, because a frame is moved many times.
+/// The contents of a [`Frame`], boxed because frames are moved many times.
 #[derive(Clone, Debug)]
 struct FrameParts {
     bytes: Bytes,
     kind: Kind,
     depth: u32,
-    /// An index into [`ROUTED`].
+    /// The result of [`Frame::ambiguous_member`], as an index into [`ROUTED_MEMBERS`].
     ambiguous_member: Option<u8>,
     is_json_rpc: bool,
 }
 
-/// Which of the four JSON-RPC shapes a frame has. All parts share the frame's allocation.
+/// The JSON-RPC shape of a message, with its routed members. All parts share the allocation of the frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A message with an id; its sender expects a response.
@@ -47,7 +47,7 @@ pub enum Kind {
     Notification { method: Method, params: Option<Payload> },
     /// A response with a result.
     Success { id: RequestId, result: Payload },
-    /// A response with an error; `id` is `None` if the peer could not read the request's.
+    /// A response with an error. `id` is `None` if the peer could not read the request's id.
     Failure { id: Option<RequestId>, error: Bytes },
 }
 
@@ -59,7 +59,7 @@ pub struct Payload {
     located: Option<Arc<PayloadIndex>>,
 }
 
-/// Behind a pointer, because waiting calls hold messages.
+/// The members of a [`Payload`], shared behind a pointer to keep messages of waiting calls small.
 #[derive(Debug)]
 struct PayloadIndex {
     object: JsonObject,
@@ -71,11 +71,11 @@ struct PayloadIndex {
 pub enum FrameError {
     #[error("not valid JSON: {0}")]
     Syntax(#[source] serde_json::Error),
-    /// `id` is the message's own, if it could be read.
+    /// Valid JSON that has none of the four shapes. `id` is the message's id, if it could be read.
     #[error("neither a request, a notification nor a response")]
     Shape { id: Option<RequestId> },
-    /// JSON, but a routed member occurs twice or has the wrong type. `id` is the message's own, if it could
-    /// be read.
+    /// A routed member occurs twice or has the wrong type, as `problem` says. `id` is the message's id, if it
+    /// could be read.
     #[error("{problem}")]
     Member { id: Option<RequestId>, problem: String },
     #[error("`id` must be a string or a number")]
@@ -104,7 +104,7 @@ impl Frame {
         let bytes = strip_byte_order_mark(bytes);
         let mut scan = JsonScanner::prescanned(&bytes);
         let mut index = MessageIndex::default();
-        match index.read(&mut scan).filter(|()| scan.is_at_end() && scan.is_text(&bytes)) {
+        match index.read(&mut scan).filter(|()| scan.is_at_end() && scan.is_utf8(&bytes)) {
             Some(()) => Self::from_index(bytes, &mut index),
             None => Err(parse_error(&bytes)),
         }
@@ -112,37 +112,41 @@ impl Frame {
 
     /// Builds a frame from the located parts of its bytes.
     pub(super) fn from_index(bytes: Bytes, index: &mut MessageIndex) -> Result<Self, FrameError> {
-        let RoutedMembers { found, ambiguous_member: resembled, is_json_rpc } = index.routed(&bytes)?;
-        let [own, method, params, result, error] = found;
-        let is_given = |at: &Range<usize>| &bytes[at.clone()] != b"null";
-        let id = |at: Range<usize>| RequestId::from_token(bytes.slice(at)).ok_or(FrameError::Id);
-        let method = match method.filter(is_given).map(|at| method_of(&bytes[at])) {
+        let RoutedMembers { found, ambiguous_member: ambiguous, is_json_rpc } =
+            index.locate_routed_members(&bytes)?;
+        let [id_range, method, params, result, error] = found;
+        let is_not_null = |at: &Range<usize>| &bytes[at.clone()] != b"null";
+        let read_id = |at: Range<usize>| RequestId::from_token(bytes.slice(at)).ok_or(FrameError::Id);
+        let method = match method.filter(is_not_null).map(|at| parse_method(&bytes[at])) {
             Some(None) => {
-                let id = own.and_then(|at| id(at).ok());
+                let id = id_range.and_then(|at| read_id(at).ok());
                 return Err(FrameError::Member { id, problem: "`method` must be a string".to_owned() });
             }
             Some(method) => method,
             None => None,
         };
         let depth = index.depth;
-        let kind = match (method, own, result, error.filter(is_given)) {
-            (Some(method), own, None, None) => {
-                let id = own.map(id).transpose()?;
-                let params = params.filter(is_given).map(|at| index.payload(&bytes, at));
+        let kind = match (method, id_range, result, error.filter(is_not_null)) {
+            (Some(method), id_range, None, None) => {
+                let id = id_range.map(read_id).transpose()?;
+                let params = params.filter(is_not_null).map(|at| index.take_payload(&bytes, at));
                 match id {
                     Some(id) => Kind::Request { id, method, params },
                     None => Kind::Notification { method, params },
                 }
             }
-            (None, Some(own), Some(result), None) => {
-                Kind::Success { id: id(own)?, result: index.payload(&bytes, result) }
+            (None, Some(id_range), Some(result), None) => {
+                Kind::Success { id: read_id(id_range)?, result: index.take_payload(&bytes, result) }
             }
-            (None, own, None, Some(error)) => {
-                Kind::Failure { id: own.filter(is_given).map(id).transpose()?, error: bytes.slice(error) }
+            (None, id_range, None, Some(error)) => Kind::Failure {
+                id: id_range.filter(is_not_null).map(read_id).transpose()?,
+                error: bytes.slice(error),
+            },
+            (_, id_range, ..) => {
+                return Err(FrameError::Shape { id: id_range.and_then(|at| read_id(at).ok()) });
             }
-            (_, own, ..) => return Err(FrameError::Shape { id: own.and_then(|at| id(at).ok()) }),
         };
-        Ok(Self(Box::new(FrameParts { bytes, kind, depth, ambiguous_member: resembled, is_json_rpc })))
+        Ok(Self(Box::new(FrameParts { bytes, kind, depth, ambiguous_member: ambiguous, is_json_rpc })))
     }
 
     /// The message exactly as the peer sent it.
@@ -150,6 +154,7 @@ impl Frame {
         &self.0.bytes
     }
 
+    /// The shape of the message (request, notification or response) and its routed members.
     pub fn kind(&self) -> &Kind {
         &self.0.kind
     }
@@ -160,7 +165,7 @@ impl Frame {
         (bytes, kind)
     }
 
-    /// Levels of nesting, at least one.
+    /// The deepest nesting of objects and arrays in the message; 1 if its members are all scalars.
     pub fn depth(&self) -> usize {
         self.0.depth as usize
     }
@@ -174,7 +179,7 @@ impl Frame {
     /// The routed member that another member resembles in all but case, if there is one: a reader that
     /// ignores case would confuse the two.
     pub fn ambiguous_member(&self) -> Option<&'static str> {
-        self.0.ambiguous_member.map(|at| ROUTED[usize::from(at)])
+        self.0.ambiguous_member.map(|at| ROUTED_MEMBERS[usize::from(at)])
     }
 
     /// The `params` of a request or a notification.
@@ -207,12 +212,12 @@ impl Payload {
         Self { bytes, located }
     }
 
-    /// Its members, if it is an object.
+    /// The members of the payload, if it is an object.
     pub fn object(&self) -> Option<&JsonObject> {
         self.located.as_deref().map(|located| &located.object)
     }
 
-    /// The members of its `_meta`, if both are objects.
+    /// The members of `_meta`, if the payload and its `_meta` are objects.
     pub fn meta(&self) -> Option<&JsonObject> {
         self.located.as_deref()?.meta.as_ref()
     }
@@ -222,7 +227,7 @@ impl Payload {
         self.object()?.get(key)
     }
 
-    /// The value of a member that is a string.
+    /// The decoded value of a member; `None` if it is missing or no string.
     pub fn string(&self, key: &str) -> Option<String> {
         self.object()?.string(key)
     }
@@ -248,21 +253,22 @@ impl Eq for Payload {}
 #[derive(Default)]
 pub(super) struct MessageIndex {
     members: MemberList,
-    /// The range and the members of `params` or `result`, and of its `_meta`.
-    carried: Option<(Range<usize>, MemberList)>,
+    /// `params` or `result`: its range in the bytes and its members.
+    payload: Option<(Range<usize>, MemberList)>,
+    /// The `_meta` of `params` or `result`: its range and its members.
     meta: Option<(Range<usize>, MemberList)>,
     depth: u32,
 }
 
-/// The members that the proxy routes by.
-const ROUTED: [&str; 5] = ["id", "method", "params", "result", "error"];
+/// The names of the members that the proxy routes by.
+const ROUTED_MEMBERS: [&str; 5] = ["id", "method", "params", "result", "error"];
 
 /// The ranges of the values of the routed members.
 struct RoutedMembers {
-    found: [Option<Range<usize>>; ROUTED.len()],
-    /// The field of [`FrameParts`].
+    found: [Option<Range<usize>>; ROUTED_MEMBERS.len()],
+    /// As [`FrameParts::ambiguous_member`].
     ambiguous_member: Option<u8>,
-    /// The result of [`Frame::is_json_rpc`].
+    /// As [`FrameParts::is_json_rpc`].
     is_json_rpc: bool,
 }
 
@@ -271,14 +277,14 @@ struct RoutedMembers {
 impl MessageIndex {
     /// Reads the object at the beginning of the bytes; `None` if they do not begin with one.
     pub(super) fn read(&mut self, scan: &mut JsonScanner<'_>) -> Option<()> {
-        let Self { members, carried, meta, depth } = self;
+        let Self { members, payload, meta, depth } = self;
         scan.object(0, members, |scan, key| {
             if scan.peek() != Some(b'{') || !(key.is("params") || key.is("result")) {
                 return scan.value();
             }
-            // Of several, the last counts.
+            // If `params` or `result` occurs more than once, the last one is indexed.
             *meta = None;
-            let (at, members) = carried.insert((scan.at()..0, MemberList::new()));
+            let (at, members) = payload.insert((scan.at()..0, MemberList::new()));
             scan.object(at.start, members, |scan, key| {
                 if !key.is("_meta") {
                     return scan.value();
@@ -299,34 +305,36 @@ impl MessageIndex {
         Some(())
     }
 
-    fn routed(&self, bytes: &[u8]) -> Result<RoutedMembers, FrameError> {
-        let (mut found, mut resembled) = ([const { None }; ROUTED.len()], None);
-        let mut version = None;
+    /// Locates the routed members, and fails if one occurs twice.
+    fn locate_routed_members(&self, bytes: &[u8]) -> Result<RoutedMembers, FrameError> {
+        let (mut found, mut ambiguous) = ([const { None }; ROUTED_MEMBERS.len()], None);
+        let mut is_json_rpc_2 = None;
         for member in &self.members {
             let key = member.key(bytes);
             if key.is("jsonrpc") {
-                let is_known = is_version(&bytes[member.value()]);
-                version = Some(version.is_none_or(|known| known) && is_known);
+                let is_version_2 = is_json_rpc_version(&bytes[member.value()]);
+                is_json_rpc_2 = Some(is_json_rpc_2.is_none_or(|all_before| all_before) && is_version_2);
                 continue;
             }
-            let Some(at) = ROUTED.iter().position(|name| key.is(name)) else {
-                let asked = || (0..).zip(&ROUTED[..3]).find(|(_, name)| key.is_like(name));
-                resembled = resembled.or_else(|| asked().map(|(at, _)| at));
+            let Some(at) = ROUTED_MEMBERS.iter().position(|name| key.is(name)) else {
+                let find_similar = || (0..).zip(&ROUTED_MEMBERS[..3]).find(|(_, name)| key.is_like(name));
+                ambiguous = ambiguous.or_else(|| find_similar().map(|(at, _)| at));
                 continue;
             };
             if found[at].replace(member.value()).is_some() {
-                let problem = format!("`{}` occurs twice", ROUTED[at]);
+                let problem = format!("`{}` occurs twice", ROUTED_MEMBERS[at]);
                 return Err(FrameError::Member { id: None, problem });
             }
         }
-        Ok(RoutedMembers { found, ambiguous_member: resembled, is_json_rpc: version == Some(true) })
+        Ok(RoutedMembers { found, ambiguous_member: ambiguous, is_json_rpc: is_json_rpc_2 == Some(true) })
     }
 
-    fn payload(&mut self, bytes: &Bytes, at: Range<usize>) -> Payload {
+    /// Builds the payload at `at`, with its index if this was the last indexed member.
+    fn take_payload(&mut self, bytes: &Bytes, at: Range<usize>) -> Payload {
         let object = |(at, members)| JsonObject::from_members(bytes.slice(at), members);
-        match self.carried.take_if(|(carried, _)| *carried == at) {
-            Some(carried) => {
-                let located = PayloadIndex { object: object(carried), meta: self.meta.take().map(object) };
+        match self.payload.take_if(|(range, _)| *range == at) {
+            Some(payload) => {
+                let located = PayloadIndex { object: object(payload), meta: self.meta.take().map(object) };
                 Payload { bytes: bytes.slice(at), located: Some(Arc::new(located)) }
             }
             // The value is no object, or the message has both members.
@@ -336,7 +344,7 @@ impl MessageIndex {
 }
 
 /// The method in a JSON value; `None` if it is no string.
-fn method_of(name: &[u8]) -> Option<Method> {
+fn parse_method(name: &[u8]) -> Option<Method> {
     if let Some(name) = unescaped(name) {
         return Some(Cow::Borrowed(name).into());
     }
@@ -345,12 +353,12 @@ fn method_of(name: &[u8]) -> Option<Method> {
 }
 
 /// Whether a JSON value is the string `2.0`.
-fn is_version(value: &[u8]) -> bool {
+fn is_json_rpc_version(value: &[u8]) -> bool {
     value == br#""2.0""#
         || serde_json::from_slice::<BorrowedString<'_>>(value).is_ok_and(|BorrowedString(text)| text == "2.0")
 }
 
-/// Why the bytes are no message, as an error text.
+/// The error for bytes that [`MessageIndex::read`] could not read.
 pub(super) fn parse_error(bytes: &[u8]) -> FrameError {
     match serde_json::from_slice::<&RawValue>(bytes) {
         Err(error) => FrameError::Syntax(error),
@@ -393,8 +401,8 @@ fn end_of_string(json: &[u8], open: usize) -> usize {
 
 /// Puts a message on one line: line breaks between tokens become spaces.
 ///
-/// JSON strings cannot contain a raw line break, so none is changed. Clients read a response, and an event
-/// stream's `data:`, line by line (`WIRE`: split data fails real clients).
+/// JSON strings cannot contain a raw line break, so no string is changed. Some clients parse each `data:`
+/// line of an event as a whole message, and fail on a message that spans several.
 pub fn to_single_line(json: Bytes) -> Bytes {
     if memchr::memchr2(b'\n', b'\r', &json).is_none() {
         return json;
@@ -408,7 +416,7 @@ pub fn to_single_line(json: Bytes) -> Bytes {
     line.into()
 }
 
-/// A borrowed string: a plain `Cow<str>` would always copy.
+/// A string that borrows from the input; serde copies into a plain `Cow<str>` always.
 #[derive(Deserialize)]
 struct BorrowedString<'a>(#[serde(borrow)] Cow<'a, str>);
 

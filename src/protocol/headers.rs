@@ -12,23 +12,29 @@ use http::{HeaderMap, HeaderName, HeaderValue, header::FORWARDED};
 use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::HashMap};
 
+/// The protocol revision of a request.
 pub static PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+/// The JSON-RPC method of a request, repeated from the body (2026-07-28).
 pub static METHOD: HeaderName = HeaderName::from_static("mcp-method");
+/// The name of the tool, prompt, resource or task of a request, repeated from the body (2026-07-28).
 pub static NAME: HeaderName = HeaderName::from_static("mcp-name");
+/// The session of a legacy client.
 pub static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
+/// The id of the SSE event after which a client resumes a stream.
 pub static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// The header that proxies used before `Forwarded` was standardized.
 static FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// The prefix of every header that mirrors a parameter, in lower case.
+/// The prefix, in lower case, of every header that mirrors a parameter of a tool.
 pub const PARAM_PREFIX: &str = "mcp-param-";
 
-/// The member of a property's schema that requests the mirroring of the parameter.
+/// The member of a property's JSON schema by which a tool requests that the parameter is mirrored into a
+/// header.
 const ANNOTATION: &str = "x-mcp-header";
 /// The maximum nesting of a mirrored parameter. Bounds the recursion into a schema; a deeper parameter is not
 /// mirrored.
 const MAX_NESTING: usize = 64;
-/// Characters of a value that a [`HeaderMismatch`] quotes.
-const SHOWN: usize = 64;
+/// Maximum characters of a value that a [`HeaderMismatch`] quotes.
+const MAX_EXCERPT_CHARS: usize = 64;
 const SENTINEL_START: &str = "=?base64?";
 const SENTINEL_END: &str = "?=";
 
@@ -42,8 +48,9 @@ pub struct MalformedHeader(pub &'static str);
 pub struct ParamHeader {
     /// `mcp-param-<name>`.
     pub header: HeaderName,
-    /// The chain of property names from the root of the arguments. Never empty.
+    /// The chain of property names from the root of the arguments to the parameter. Never empty.
     pub path: Vec<String>,
+    /// The declared type of the parameter.
     pub kind: ParamKind,
 }
 
@@ -76,14 +83,16 @@ pub fn read<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<
         .map_err(|MalformedHeader(why)| HeaderMismatch(format!("{name} header value is malformed: {why}")))
 }
 
-/// A value as it is spelled. Hardly any value is more than ASCII; bytes that are no UTF-8 are replaced.
-pub fn text(value: &HeaderValue) -> Cow<'_, str> {
+/// The value of a header as text, without decoding a base64 sentinel. Bytes that are not UTF-8 are replaced
+/// by U+FFFD.
+pub fn to_text_lossy(value: &HeaderValue) -> Cow<'_, str> {
     value.to_str().map_or_else(|_| String::from_utf8_lossy(value.as_bytes()), Cow::Borrowed)
 }
 
-/// The hops before a request: `Forwarded` (RFC 7239), else `X-Forwarded-For`. Any client can send it.
+/// The addresses that a request passed before this proxy, as the client or an intermediary wrote them:
+/// `Forwarded` (RFC 7239), else `X-Forwarded-For`. Not trustworthy, because any client can send the header.
 pub fn forwarded_for(headers: &HeaderMap) -> Option<Cow<'_, str>> {
-    [&FORWARDED, &FORWARDED_FOR].into_iter().find_map(|name| headers.get(name)).map(text)
+    [&FORWARDED, &FORWARDED_FOR].into_iter().find_map(|name| headers.get(name)).map(to_text_lossy)
 }
 
 /// The text of a header value: the value itself, or what its base64 sentinel (`=?base64?…?=`, markers
@@ -113,11 +122,11 @@ pub fn decode(value: &HeaderValue) -> Result<Cow<'_, str>, MalformedHeader> {
 
 /// A header value for `text`: the text itself if it is safe in a header, else the base64 sentinel.
 pub fn encode(text: &str) -> HeaderValue {
-    let allowed = |byte: u8| matches!(byte, b'\t' | b' '..=b'~');
-    let trimmed = text.trim_matches([' ', '\t']).len() == text.len();
+    let is_allowed = |byte: u8| matches!(byte, b'\t' | b' '..=b'~');
+    let is_trimmed = text.trim_matches([' ', '\t']).len() == text.len();
     // Text that looks like a sentinel, even if its markers overlap, must be encoded.
-    let ambiguous = text.starts_with(SENTINEL_START) && text.ends_with(SENTINEL_END);
-    let value = match text.bytes().all(allowed) && trimmed && !ambiguous {
+    let is_ambiguous = text.starts_with(SENTINEL_START) && text.ends_with(SENTINEL_END);
+    let value = match text.bytes().all(is_allowed) && is_trimmed && !is_ambiguous {
         true => HeaderValue::from_str(text),
         false => HeaderValue::try_from(format!("{SENTINEL_START}{}{SENTINEL_END}", STANDARD.encode(text))),
     };
@@ -125,22 +134,22 @@ pub fn encode(text: &str) -> HeaderValue {
 }
 
 /// The parameters of a tool's `inputSchema` that are mirrored into headers. An annotation that breaks a rule
-/// of *Schema Extension* is ignored: clients drop such tools themselves, and the server validates a call of
-/// one.
+/// of *Schema Extension* is ignored: clients drop such tools themselves, and the server validates calls of
+/// such a tool.
 ///
-/// Only chains of `properties` are followed, so an annotation in a place that is not statically reachable is
-/// ignored. A name that is used twice, in any case, counts for neither parameter.
+/// Only chains of `properties` are followed, so an annotation that is not statically reachable is ignored. A
+/// header name that two parameters use, in any case, is ignored for both.
 pub fn param_headers(input_schema: &Bytes) -> Vec<ParamHeader> {
     let mut found = Vec::new();
-    collect(input_schema, &mut Vec::new(), &mut found);
+    collect_annotations(input_schema, &mut Vec::new(), &mut found);
     let mut uses = HashMap::<_, usize>::new();
     for HeaderAnnotation { header, .. } in &found {
         *uses.entry(header.clone()).or_default() += 1;
     }
-    let valid = |HeaderAnnotation { header, path, kind }| {
+    let to_param_header = |HeaderAnnotation { header, path, kind }| {
         Some(ParamHeader { kind: kind.filter(|_| uses[&header] == 1)?, header, path })
     };
-    found.into_iter().filter_map(valid).collect()
+    found.into_iter().filter_map(to_param_header).collect()
 }
 
 /// Compares the headers of a `tools/call` with its arguments. A value that is present and not null needs its
@@ -153,22 +162,23 @@ pub fn param_headers(input_schema: &Bytes) -> Vec<ParamHeader> {
 /// either; the server will refuse it.
 ///
 /// # Errors
-/// The first [`HeaderMismatch`], in the order of `wanted`.
+/// The first [`HeaderMismatch`], in the order of the parameters.
 pub fn check_params(
-    wanted: &[ParamHeader],
+    expected: &[ParamHeader],
     arguments: Option<&Bytes>,
     headers: &HeaderMap,
 ) -> Result<(), HeaderMismatch> {
-    if wanted.is_empty() {
+    if expected.is_empty() {
         return Ok(());
     }
     let arguments = arguments.and_then(|arguments| JsonObject::read(arguments).ok());
-    wanted.iter().try_for_each(|param| param.check(arguments.as_ref(), headers))
+    expected.iter().try_for_each(|param| param.check(arguments.as_ref(), headers))
 }
 
 // === impl ParamHeader ===
 
 impl ParamHeader {
+    /// Compares the header of this parameter with its argument.
     fn check(&self, arguments: Option<&JsonObject>, headers: &HeaderMap) -> Result<(), HeaderMismatch> {
         let Self { header: name, path, kind } = self;
         let value = match arguments {
@@ -202,7 +212,7 @@ impl ParamHeader {
     }
 }
 
-/// An argument, as far as it can be mirrored into a header.
+/// An argument as it would be written into a header.
 #[derive(Debug, PartialEq, Eq)]
 enum ArgumentValue {
     Null,
@@ -223,7 +233,7 @@ impl ArgumentValue {
             Some(b'n') => Self::Null,
             Some(b'{' | b'[') => Self::Compound,
             Some(b't' | b'f') => Self::Text(token()),
-            // A lone surrogate is no text; such a string is compared as it is spelled.
+            // A string with a lone surrogate cannot be decoded, so it is compared as it is spelled.
             Some(b'"') => Self::Text(serde_json::from_slice(&json).unwrap_or_else(|_| token())),
             _ => Self::Number(token()),
         }
@@ -249,7 +259,7 @@ fn is_number(text: &str) -> bool {
         && serde_json::from_str::<&RawValue>(text).is_ok()
 }
 
-/// An annotation with a well-formed name. Its type may still be one that cannot be mirrored.
+/// A mirrored parameter whose header name is well-formed. `kind` is `None` if its type cannot be mirrored.
 struct HeaderAnnotation {
     header: HeaderName,
     path: Vec<String>,
@@ -257,7 +267,7 @@ struct HeaderAnnotation {
 }
 
 /// Collects the annotations of the properties of `schema`, which is at `path`.
-fn collect(schema: &Bytes, path: &mut Vec<String>, found: &mut Vec<HeaderAnnotation>) {
+fn collect_annotations(schema: &Bytes, path: &mut Vec<String>, found: &mut Vec<HeaderAnnotation>) {
     let properties = JsonObject::read(schema).ok().and_then(|schema| schema.get("properties"));
     let Some(Ok(properties)) = properties.as_ref().map(JsonObject::read) else { return };
     for (key, property) in properties.members() {
@@ -265,10 +275,10 @@ fn collect(schema: &Bytes, path: &mut Vec<String>, found: &mut Vec<HeaderAnnotat
         if let Ok(schema) = JsonObject::read(&property)
             && let Some(header) = schema.string(ANNOTATION).as_deref().and_then(header_name)
         {
-            found.push(HeaderAnnotation { header, path: path.clone(), kind: kind(&schema) });
+            found.push(HeaderAnnotation { header, path: path.clone(), kind: param_kind(&schema) });
         }
         if path.len() < MAX_NESTING {
-            collect(&property, path, found);
+            collect_annotations(&property, path, found);
         }
         path.pop();
     }
@@ -276,11 +286,12 @@ fn collect(schema: &Bytes, path: &mut Vec<String>, found: &mut Vec<HeaderAnnotat
 
 /// The header for an annotated name, if the name is a token (RFC 9110, 5.6.2).
 fn header_name(name: &str) -> Option<HeaderName> {
-    let whole = format!("{PARAM_PREFIX}{}", name.to_ascii_lowercase());
-    HeaderName::try_from(whole).ok().filter(|_| !name.is_empty())
+    let full_name = format!("{PARAM_PREFIX}{}", name.to_ascii_lowercase());
+    HeaderName::try_from(full_name).ok().filter(|_| !name.is_empty())
 }
 
-fn kind(property: &JsonObject) -> Option<ParamKind> {
+/// The declared type of a property; `None` if such values cannot be mirrored into a header.
+fn param_kind(property: &JsonObject) -> Option<ParamKind> {
     match property.string("type")?.as_str() {
         "string" => Some(ParamKind::String),
         "integer" => Some(ParamKind::Integer),
@@ -301,7 +312,7 @@ fn value_at(arguments: &JsonObject, path: &[String]) -> Result<Option<Bytes>, He
     Ok(Some(value))
 }
 
-/// A member that is not repeated. The server might read the other one.
+/// The value of a member. A repeated member is an error, because the server might read the other value.
 fn only_member(object: &JsonObject, key: &str) -> Result<Option<Bytes>, HeaderMismatch> {
     let mut values = object.members().filter(|(name, _)| name == key).map(|(_, value)| value);
     match (values.next(), values.next()) {
@@ -314,8 +325,8 @@ fn only_member(object: &JsonObject, key: &str) -> Result<Option<Bytes>, HeaderMi
 
 /// The beginning of a value, with control characters escaped, for an error message.
 fn excerpt(text: &str) -> String {
-    let mut short: String = text.chars().take(SHOWN).flat_map(char::escape_debug).collect();
-    if text.chars().nth(SHOWN).is_some() {
+    let mut short: String = text.chars().take(MAX_EXCERPT_CHARS).flat_map(char::escape_debug).collect();
+    if text.chars().nth(MAX_EXCERPT_CHARS).is_some() {
         short.push('…');
     }
     short

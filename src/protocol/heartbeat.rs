@@ -1,12 +1,12 @@
-//! The proxy's own progress notifications, sent between a server's, so that a client does not time out on a
-//! slow call.
+//! Progress notifications of the proxy, sent between those of the server, so that a client does not time out
+//! on a slow call.
 //!
 //! `progress` must grow with each notification (2025-11-25, *Progress*), but its unit is not specified: most
-//! servers count steps, some report a fraction or the bytes so far. So each value of the proxy is [`STEP`]
-//! above the greatest so far: after a day of one notification every ten seconds the sum is still below one
-//! hundredth. The server's next value is greater, unless the server starts at zero or repeats a value; the
-//! proxy's own values never decrease. There is no `total`, because it is unknown. The `message` contains what
-//! is known: how long the call has been running.
+//! servers count steps, some report a fraction or a number of bytes. So each value of the proxy is
+//! [`PROGRESS_STEP`] above the greatest value sent before: after a day of one notification every ten seconds
+//! the sum is still below one hundredth. The server's next value is greater, unless the server starts at zero
+//! or repeats a value; the proxy's own values never decrease. The proxy sends no `total`, because it does not
+//! know one. The `message` says how long the call has been running.
 
 use super::{RequestId, meta};
 use bytes::Bytes;
@@ -14,19 +14,21 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::{borrow::Cow, time::Duration};
 
-/// The progress that the client of one call has received.
+/// Creates progress notifications for the client of one call, above the progress that the client has
+/// received.
 #[derive(Clone, Debug)]
 pub struct ProgressHeartbeat {
     /// The client's token, raw JSON.
     token: Bytes,
-    /// The greatest value so far.
+    /// The greatest `progress` sent to the client so far, by the server or the proxy.
     highest: f64,
     /// Whether the client's revision has `message` (2025-03-26 and later).
     has_message: bool,
 }
 
-/// The increment of each notification, unless the distance between doubles of this size is greater.
-pub const STEP: f64 = 1e-6;
+/// The distance of a `progress` value of the proxy from the greatest value before. Where neighbouring doubles
+/// are further apart than this, the next double is used.
+pub const PROGRESS_STEP: f64 = 1e-6;
 
 /// The relevant members of a progress notification.
 #[derive(Deserialize)]
@@ -48,33 +50,35 @@ struct ProgressParams<'a> {
 // === impl ProgressHeartbeat ===
 
 impl ProgressHeartbeat {
-    /// `token` is the client's, as it stands in the request. `has_message` is whether the client's revision
-    /// has `message`.
-    pub fn new(token: Bytes, speaks: bool) -> Self {
-        Self { token, highest: 0.0, has_message: speaks }
+    /// `token` is the progress token of the client's request, raw JSON. `has_message` is whether the client's
+    /// revision has `message` in progress notifications.
+    pub fn new(token: Bytes, has_message: bool) -> Self {
+        Self { token, highest: 0.0, has_message }
     }
 
-    /// Records a message that the server sends to the client.
+    /// Records a message that the server sends to the client. Messages other than progress notifications for
+    /// this token are ignored.
     pub fn observe(&mut self, message: &[u8]) {
         // Most messages are progress notifications or the response, which may be large and is not parsed.
         let Ok(ProgressNotification { method, params }) = serde_json::from_slice(message) else { return };
         if method != "notifications/progress" || !is_same_token(params.token.get(), &self.token) {
             return;
         }
-        // A value that is no double is treated as infinite: the proxy cannot send a greater one.
+        // A value that does not parse as a double is treated as infinite: the proxy cannot send a greater
+        // one.
         let value = params.progress.get().parse().unwrap_or(f64::INFINITY);
         self.highest = self.highest.max(value);
     }
 
-    /// The next notification, a whole message on one line, after the call has run for `elapsed`. `None` if no
-    /// number is greater than the server's last value.
+    /// The next progress notification: a whole JSON-RPC message on one line, saying that the call has run for
+    /// `elapsed`. `None` if no finite number is greater than the last value.
     pub fn beat(&mut self, elapsed: Duration) -> Option<Bytes> {
         self.beat_with_message(&format!("still running, {}", format_elapsed(elapsed)))
     }
 
-    /// The next notification with a given message.
-    pub fn beat_with_message(&mut self, words: &str) -> Option<Bytes> {
-        let next = (self.highest + STEP).max(self.highest.next_up());
+    /// As [`ProgressHeartbeat::beat`], with a given `message`.
+    pub fn beat_with_message(&mut self, text: &str) -> Option<Bytes> {
+        let next = (self.highest + PROGRESS_STEP).max(self.highest.next_up());
         if !next.is_finite() {
             return None;
         }
@@ -88,7 +92,7 @@ impl ProgressHeartbeat {
         message.extend_from_slice(number.as_bytes());
         if self.has_message {
             message.extend_from_slice(br#","message":"#);
-            serde_json::to_writer(&mut message, words).expect("a string is written to memory");
+            serde_json::to_writer(&mut message, text).expect("a string is written to memory");
         }
         message.extend_from_slice(b"}}");
         Some(message.into())
@@ -101,7 +105,7 @@ fn is_same_token(one: &str, other: &[u8]) -> bool {
     one.as_bytes() == other || read(one.as_bytes()).is_some_and(|one| Some(one) == read(other))
 }
 
-/// `40 s`, `5 min`, `2 h 5 min`.
+/// Formats a duration as `40 s`, `5 min` or `2 h 5 min`.
 fn format_elapsed(elapsed: Duration) -> String {
     let seconds = elapsed.as_secs();
     match (seconds / 3600, seconds / 60 % 60) {

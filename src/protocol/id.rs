@@ -15,8 +15,8 @@ use std::{
 #[derive(Clone)]
 pub struct RequestId(Bytes);
 
-/// The maximum digits of an integer that is normalized to plain digits: more than those of any double.
-const DIGITS: usize = 400;
+/// Maximum digits of an integer id that is normalized to plain digits: more than any finite double has.
+const MAX_PLAIN_DIGITS: usize = 400;
 
 // === impl RequestId ===
 
@@ -26,7 +26,7 @@ impl RequestId {
         matches!(token.first(), Some(b'"' | b'-' | b'0'..=b'9')).then_some(Self(token))
     }
 
-    /// An id that the proxy assigns.
+    /// Creates an id of the proxy: a plain integer.
     pub fn from_number(number: u64) -> Self {
         Self(Bytes::copy_from_slice(itoa::Buffer::new().format(number).as_bytes()))
     }
@@ -42,21 +42,22 @@ impl RequestId {
         Self(Bytes::copy_from_slice(&self.0))
     }
 
-    /// A form that is equal exactly for equal values. Mostly the token itself.
-    pub fn value(&self) -> Cow<'_, [u8]> {
+    /// The canonical form of the id as bytes: two ids are equal exactly if these bytes are. Mostly the token
+    /// itself.
+    pub fn canonical_value(&self) -> Cow<'_, [u8]> {
         match self.0.first() {
             Some(b'"') if memchr::memchr(b'\\', &self.0).is_none() => Cow::Borrowed(&self.0),
             Some(b'"') => match serde_json::from_slice::<String>(&self.0) {
-                // The quote distinguishes it from numbers.
+                // The quotes distinguish the string `"1"` from the number `1`.
                 Ok(text) => Cow::Owned([b"\"", text.as_bytes(), b"\""].concat()),
-                // Half of a surrogate pair, which has no other spelling.
+                // A lone surrogate cannot be decoded, and has no other spelling that is compared.
                 Err(_) => Cow::Borrowed(&self.0),
             },
             _ => normalize_number(&self.0).unwrap_or(Cow::Borrowed(&self.0)),
         }
     }
 
-    /// The number, if [`RequestId::from_number`] could have made it.
+    /// The number, if the id is an integer that fits a `u64`, as ids of the proxy are.
     pub fn as_number(&self) -> Option<u64> {
         if self.0.first() == Some(&b'"') {
             return None;
@@ -64,8 +65,9 @@ impl RequestId {
         parse_u64(&self.0)
     }
 
-    /// The number of an id or token of the proxy that a peer sent back. The proxy sends only numbers, but
-    /// some servers return them as strings, and some as `1.0`.
+    /// The number of a request id or progress token of the proxy that a peer sent back. The proxy sends only
+    /// numbers, but some servers return them as strings, and some as `1.0`. `None` if the proxy cannot have
+    /// sent it.
     pub fn echoed_number(&self) -> Option<u64> {
         match self.0.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")) {
             Some(text) => text.iter().all(u8::is_ascii_digit).then(|| parse_u64(text))?,
@@ -76,7 +78,7 @@ impl RequestId {
 
 impl PartialEq for RequestId {
     fn eq(&self, other: &Self) -> bool {
-        self.0 == other.0 || self.value() == other.value()
+        self.0 == other.0 || self.canonical_value() == other.canonical_value()
     }
 }
 
@@ -84,7 +86,7 @@ impl Eq for RequestId {}
 
 impl Hash for RequestId {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.value().hash(state);
+        self.canonical_value().hash(state);
     }
 }
 
@@ -127,15 +129,15 @@ fn normalize_number(token: &[u8]) -> Option<Cow<'_, [u8]>> {
         }
         None => (digits, 0),
     };
-    let (before, behind) = match memchr::memchr(b'.', mantissa) {
+    let (whole, fraction) = match memchr::memchr(b'.', mantissa) {
         Some(at) => (&mantissa[..at], &mantissa[at + 1..]),
         None => (mantissa, &b""[..]),
     };
-    let mut significant = [before, behind].concat();
+    let mut significant = [whole, fraction].concat();
     if significant.is_empty() || !significant.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    let mut exponent = i64::from(exponent) - i64::try_from(behind.len()).ok()?;
+    let mut exponent = i64::from(exponent) - i64::try_from(fraction.len()).ok()?;
     let zeros = significant.iter().rev().take_while(|&&digit| digit == b'0').count();
     significant.truncate(significant.len() - zeros);
     exponent += i64::try_from(zeros).ok()?;
@@ -145,7 +147,7 @@ fn normalize_number(token: &[u8]) -> Option<Cow<'_, [u8]>> {
         return Some(Cow::Borrowed(b"0"));
     }
     Some(Cow::Owned(match usize::try_from(exponent) {
-        Ok(zeros) if significant.len() + zeros <= DIGITS => {
+        Ok(zeros) if significant.len() + zeros <= MAX_PLAIN_DIGITS => {
             significant.resize(significant.len() + zeros, b'0');
             [sign, &significant].concat()
         }

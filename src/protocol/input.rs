@@ -12,63 +12,62 @@ use super::{
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
-/// The kinds of input requests. There are no others (2026-07-28, *InputRequest*).
+/// A kind of input request. The specification has no others (2026-07-28, *InputRequest*).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InputKind {
-    /// Information from the user, by a form or at a URL.
+    /// Requests information from the user, by a form or at a URL.
     Elicitation,
-    /// A message from the client's model.
+    /// Requests a completion from the client's model.
     Sampling,
-    /// The directories that the client works in.
+    /// Requests the directories that the client works in.
     Roots,
 }
 
-/// One input request in the shape of 2026-07-28: a raw object of `method` and `params`, on one line and in an
-/// allocation of its own.
+/// One input request in the shape of 2026-07-28: a raw JSON object of `method` and `params`, on one line and
+/// in an allocation of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputRequest {
     kind: InputKind,
     raw: Bytes,
 }
 
-/// The input responses of a retry, raw, by key. Slices of the client's message, and not yet validated: see
-/// [`crate::bridge::elicit::check_input_response`].
+/// The input responses of a retry: raw JSON by key. They are slices of the client's message and not
+/// validated; see [`crate::bridge::elicit::check_input_response`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InputResponses(BTreeMap<String, Bytes>);
 
-/// Why the input responses or the state of a retry cannot be read: `-32602`.
+/// Why the input responses or the `requestState` of a retry cannot be read. The client gets error `-32602`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedRetry {
     #[error("`params` must be an object")]
     Params,
     #[error("`inputResponses` must be an object of answers by the keys of `inputRequests`")]
     Responses,
-    /// Two readers could disagree on which response counts.
+    /// A key occurs twice: two readers could disagree on which response counts.
     #[error("`inputResponses` has the key `{key}` twice")]
     Repeated { key: String },
     #[error("`requestState` must be the string that came with the `inputRequests`")]
     State,
 }
 
-/// The `requestState` of `params`, if one was sent.
-///
-/// # Errors
-/// [`MalformedRetry::Params`] and [`MalformedRetry::State`].
+/// The `requestState` of a retry's `params`; `None` if absent.
 pub fn request_state(params: Option<&Payload>) -> Result<Option<String>, MalformedRetry> {
-    let Some(raw) = member(params, "requestState")? else { return Ok(None) };
+    let Some(raw) = params_member(params, "requestState")? else { return Ok(None) };
     serde_json::from_slice(&raw).map(Some).map_err(|_| MalformedRetry::State)
 }
 
 // === impl InputKind ===
 
 impl InputKind {
+    /// All kinds of input requests.
     pub const ALL: [Self; 3] = [Self::Elicitation, Self::Sampling, Self::Roots];
 
-    /// The kind of input request that a method is, if any.
-    pub fn of(method: &Method) -> Option<Self> {
+    /// The kind of input request that `method` makes; `None` for any other method.
+    pub fn from_method(method: &Method) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.method() == *method)
     }
 
+    /// The JSON-RPC method by which a server makes this kind of input request.
     pub const fn method(self) -> Method {
         match self {
             Self::Elicitation => Method::Elicit,
@@ -90,10 +89,11 @@ impl InputKind {
 // === impl InputRequest ===
 
 impl InputRequest {
-    /// Converts a legacy server's request; `None` if the message is no input request.
-    pub fn of(frame: &Frame) -> Option<Self> {
+    /// Converts the request of a legacy server to an input request; `None` if the message is no input
+    /// request.
+    pub fn from_frame(frame: &Frame) -> Option<Self> {
         let Kind::Request { id: _, method, params } = frame.kind() else { return None };
-        Some(Self::new(InputKind::of(method)?, params.as_deref()))
+        Some(Self::new(InputKind::from_method(method)?, params.as_deref()))
     }
 
     /// An input request with a legacy server's parameters, without the members that 2026-07-28 does not have.
@@ -131,11 +131,13 @@ impl InputRequest {
         &self.raw
     }
 
+    /// The `params` member as raw JSON; `None` if absent.
     pub fn params(&self) -> Option<Bytes> {
         JsonObject::read(&self.raw).ok()?.get("params")
     }
 }
 
+/// The parameters without the members that 2026-07-28 does not have; see [`InputRequest::new`].
 fn to_modern_params(kind: InputKind, params: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(params) else { return params.clone() };
     let mut patch = BytesPatch::new(params.clone());
@@ -144,13 +146,13 @@ fn to_modern_params(kind: InputKind, params: &Bytes) -> Bytes {
     if kind == InputKind::Elicitation && object.string("mode").as_deref() == Some("url") {
         edit.remove("elicitationId");
     }
-    if let Some(Ok(about)) = object.get("_meta").map(|raw| JsonObject::read(&raw)) {
-        let mut inner = ObjectEdit::new(&about);
-        inner.remove(meta::RELATED_TASK).remove(meta::PROGRESS_TOKEN);
-        if !inner.is_empty() && inner.leaves_empty() {
+    if let Some(Ok(meta_object)) = object.get("_meta").map(|raw| JsonObject::read(&raw)) {
+        let mut meta_edit = ObjectEdit::new(&meta_object);
+        meta_edit.remove(meta::RELATED_TASK).remove(meta::PROGRESS_TOKEN);
+        if !meta_edit.is_empty() && meta_edit.leaves_empty() {
             edit.remove("_meta");
         } else {
-            inner.add_to(&mut patch);
+            meta_edit.add_to(&mut patch);
         }
     }
     edit.add_to(&mut patch);
@@ -165,35 +167,36 @@ impl InputResponses {
     /// # Errors
     /// [`MalformedRetry`], except [`MalformedRetry::State`]. `null` is no object.
     pub fn read(params: Option<&Payload>) -> Result<Option<Self>, MalformedRetry> {
-        let Some(raw) = member(params, "inputResponses")? else { return Ok(None) };
+        let Some(raw) = params_member(params, "inputResponses")? else { return Ok(None) };
         let object = JsonObject::read(&raw).map_err(|_| MalformedRetry::Responses)?;
-        let mut answers = BTreeMap::new();
-        for (key, answer) in object.members() {
-            if answers.contains_key(&*key) {
+        let mut responses = BTreeMap::new();
+        for (key, response) in object.members() {
+            if responses.contains_key(&*key) {
                 return Err(MalformedRetry::Repeated { key: key.into_owned() });
             }
-            answers.insert(key.into_owned(), answer);
+            responses.insert(key.into_owned(), response);
         }
-        Ok(Some(Self(answers)))
+        Ok(Some(Self(responses)))
     }
 
-    /// Removes the response under `key`, so that it is used once.
+    /// Removes and returns the response under `key`, so that it is used once.
     pub fn take(&mut self, key: &str) -> Option<Bytes> {
         self.0.remove(key)
     }
 
     /// A copy in allocations of its own, which does not keep the client's message alive.
     pub fn detached(self) -> Self {
-        Self(self.0.into_iter().map(|(key, answer)| (key, Bytes::copy_from_slice(&answer))).collect())
+        Self(self.0.into_iter().map(|(key, response)| (key, Bytes::copy_from_slice(&response))).collect())
     }
 
     /// Keys and raw responses, ordered by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Bytes)> {
-        self.0.iter().map(|(key, answer)| (key.as_str(), answer))
+        self.0.iter().map(|(key, response)| (key.as_str(), response))
     }
 }
 
-fn member(params: Option<&Payload>, key: &str) -> Result<Option<Bytes>, MalformedRetry> {
+/// A member of `params`; an error if `params` is no object.
+fn params_member(params: Option<&Payload>, key: &str) -> Result<Option<Bytes>, MalformedRetry> {
     let Some(params) = params else { return Ok(None) };
     Ok(params.object().ok_or(MalformedRetry::Params)?.get(key))
 }
@@ -206,22 +209,22 @@ mod tests {
         Some(Payload::read(Bytes::from_static(text.as_bytes())))
     }
 
-    fn question(text: &'static str) -> String {
+    fn input_request(text: &'static str) -> String {
         let frame = Frame::parse(Bytes::from_static(text.as_bytes())).expect("a message");
-        let raw = InputRequest::of(&frame).expect("a question").as_bytes().to_vec();
+        let raw = InputRequest::from_frame(&frame).expect("a question").as_bytes().to_vec();
         String::from_utf8(raw).expect("utf-8")
     }
 
     #[test]
     fn an_input_request_is_its_method_and_its_parameters_as_they_were_sent() {
         assert_eq!(
-            question(
+            input_request(
                 r#"{"jsonrpc":"2.0","id":0,"method":"elicitation/create","params":{ "message" : "?","x":1e400,"requestedSchema":{"type":"object"}}}"#
             ),
             r#"{"method":"elicitation/create","params":{ "message" : "?","x":1e400,"requestedSchema":{"type":"object"}}}"#
         );
         assert_eq!(
-            question(
+            input_request(
                 r#"{"id":"a","method":"sampling\/createMessage","params":{"messages":[]},"jsonrpc":"2.0"}"#
             ),
             r#"{"method":"sampling/createMessage","params":{"messages":[]}}"#
@@ -229,7 +232,7 @@ mod tests {
         for without in
             [r#"{"id":1,"method":"roots/list"}"#, r#"{"id":1,"method":"roots/list","params":null}"#]
         {
-            assert_eq!(question(without), r#"{"method":"roots/list"}"#);
+            assert_eq!(input_request(without), r#"{"method":"roots/list"}"#);
         }
     }
 
@@ -261,14 +264,14 @@ mod tests {
                 r#"{"method":"elicitation/create","params":{"elicitationId":"e","message":"m"}}"#,
             ),
         ] {
-            assert_eq!(question(sent), shown);
+            assert_eq!(input_request(sent), shown);
         }
     }
 
     #[test]
     fn an_input_request_is_on_one_line() {
         assert_eq!(
-            question("{\"id\":1,\"method\":\"roots/list\",\"params\":{\n\"a\":\r\n\"\\n\"}}"),
+            input_request("{\"id\":1,\"method\":\"roots/list\",\"params\":{\n\"a\":\r\n\"\\n\"}}"),
             r#"{"method":"roots/list","params":{ "a":  "\n"}}"#
         );
     }
@@ -282,7 +285,7 @@ mod tests {
             r#"{"id":1,"method":"vendor/ask"}"#,
         ] {
             let frame = Frame::parse(Bytes::from_static(other.as_bytes())).expect("a message");
-            assert_eq!(InputRequest::of(&frame), None, "{other}");
+            assert_eq!(InputRequest::from_frame(&frame), None, "{other}");
         }
     }
 

@@ -3,8 +3,8 @@
 use super::InputKind;
 use std::collections::{BTreeSet, VecDeque};
 
-/// Assigns a key to each input request of one call, the same keys in the same order for each execution of the
-/// call: responses may be sent with the first request, before any input request.
+/// Assigns a key to each input request of one call. Each execution of the call assigns the same keys in the
+/// same order, because a client may send responses with the first request, before any input request.
 ///
 /// The names that an operator configured come first, in their order, for any kind; then follow
 /// `elicitation-1`, `sampling-1`, `roots-1`, `elicitation-2`, counted by kind. No key is assigned twice, even
@@ -14,8 +14,8 @@ use std::collections::{BTreeSet, VecDeque};
 pub struct InputKeys {
     /// Configured names that are not assigned yet.
     unused: VecDeque<String>,
-    /// All configured and marked names, which are not generated again.
-    chosen: BTreeSet<String>,
+    /// All configured names and used keys, which are not generated again.
+    reserved: BTreeSet<String>,
     /// The counters of generated keys: elicitation, sampling, roots, URLs.
     counts: [u32; 4],
 }
@@ -23,11 +23,11 @@ pub struct InputKeys {
 // === impl InputKeys ===
 
 impl InputKeys {
-    /// The keys of a call with these configured names. A repeated name counts once.
+    /// Creates the keys of a call with these configured names. A repeated name counts once.
     pub fn new<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
         let mut keys = Self::default();
         for name in names.into_iter().map(Into::into) {
-            if keys.chosen.insert(name.clone()) {
+            if keys.reserved.insert(name.clone()) {
                 keys.unused.push_back(name);
             }
         }
@@ -37,10 +37,10 @@ impl InputKeys {
     /// Marks a key as assigned to an earlier input request of the same call.
     pub fn mark_used(&mut self, key: &str) {
         self.unused.retain(|name| name != key);
-        self.chosen.insert(key.to_owned());
+        self.reserved.insert(key.to_owned());
     }
 
-    /// The key of the next input request.
+    /// Assigns the key of the next input request.
     pub fn next_key(&mut self, kind: InputKind) -> String {
         let slot = match kind {
             InputKind::Elicitation => 0,
@@ -50,18 +50,19 @@ impl InputKeys {
         self.unused.pop_front().unwrap_or_else(|| self.next_numbered(slot, kind.as_str()))
     }
 
-    /// The key of the next URL that must be visited before the call is sent again: `url-1` and so on. Never a
-    /// configured name and never a key of [`InputKeys::next_key`], because its response is sent with the new
-    /// call, and must not match that call's own first input request.
+    /// Assigns the key (`url-1` and so on) of the next URL that must be visited before the call is sent
+    /// again. Never a configured name and never a key of [`InputKeys::next_key`]: the response is sent with
+    /// the new call, and must not match that call's own first input request.
     pub fn next_url_key(&mut self) -> String {
         self.next_numbered(3, "url")
     }
 
-    fn next_numbered(&mut self, slot: usize, word: &str) -> String {
+    /// The next unused key `PREFIX-NUMBER`; `slot` selects the counter.
+    fn next_numbered(&mut self, slot: usize, prefix: &str) -> String {
         loop {
             self.counts[slot] += 1;
-            let key = format!("{word}-{}", self.counts[slot]);
-            if !self.chosen.contains(&key) {
+            let key = format!("{prefix}-{}", self.counts[slot]);
+            if !self.reserved.contains(&key) {
                 return key;
             }
         }

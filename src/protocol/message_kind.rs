@@ -11,45 +11,47 @@ pub enum MessageKind {
     Method,
 }
 
-/// Reads one message in pieces until its kind is known.
+/// Detects the kind of a message that arrives in pieces, without buffering it.
 ///
-/// For a batch it detects the kind of the first message. It does not validate the JSON; input that it cannot
-/// interpret has no kind.
+/// For a batch, this is the kind of the first message. The JSON is not validated; input that cannot be
+/// interpreted has no kind.
 #[derive(Clone, Debug, Default)]
 pub struct KindSniffer {
     kind: Option<MessageKind>,
     depth: u32,
     /// The message is an element of an array.
     in_batch: bool,
-    place: ScanState,
-    /// The beginning of a key of the message itself; longer keys are none of interest.
+    state: ScanState,
+    /// The current key of the message itself. Only its first bytes are kept: no key of interest is longer.
     key: KeyPrefix,
 }
 
 /// The position of the next byte in the JSON.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ScanState {
+    /// Outside strings, where no key of the message itself is expected.
     #[default]
     Between,
     /// Between members of the message itself, before a key.
     BeforeKey,
+    /// In a key of the message itself.
     Key,
     /// Behind the key of a member that determines the kind, unless its value is null.
     BeforeValue(MessageKind),
-    /// In a key of the message, after a backslash; then in the digits of `\u`, with the number of digits
-    /// left.
+    /// In a key of the message itself: directly after a backslash (`KeyEscape`), then in the digits of a `\u`
+    /// escape (`KeyCode`), of which `digits_left` are missing.
     KeyEscape,
     KeyCode {
-        left: u8,
+        digits_left: u8,
         code: u16,
     },
-    /// In a string that is no key of the message. The flag: after a backslash.
+    /// In a string that is no key of the message; `escaped` directly after a backslash.
     String {
         escaped: bool,
     },
 }
 
-/// The beginning of a key; `len` exceeds the array if the key is longer.
+/// The first bytes of a key; `len` exceeds the array's length if the key is longer.
 #[derive(Clone, Copy, Debug, Default)]
 struct KeyPrefix {
     bytes: [u8; 8],
@@ -59,23 +61,23 @@ struct KeyPrefix {
 // === impl KindSniffer ===
 
 impl KindSniffer {
-    /// The kind of a whole message.
+    /// The kind of a complete message; `None` if no member of it determines the kind.
     pub fn sniff(message: &[u8]) -> Option<MessageKind> {
-        let mut glance = Self::default();
-        glance.feed(message);
-        glance.kind
+        let mut sniffer = Self::default();
+        sniffer.feed(message);
+        sniffer.kind
     }
 
-    /// The kind of the message, if the bytes so far determine it.
+    /// The kind of the message; `None` until the bytes so far determine it.
     pub fn kind(&self) -> Option<MessageKind> {
         self.kind
     }
 
-    /// Takes the next piece of the message.
+    /// Reads the next piece of the message.
     pub fn feed(&mut self, piece: &[u8]) {
         let mut at = 0;
         while at < piece.len() && self.kind.is_none() {
-            if let ScanState::String { escaped: false } = self.place {
+            if let ScanState::String { escaped: false } = self.state {
                 match memchr::memchr2(b'"', b'\\', &piece[at..]) {
                     Some(step) => at += step,
                     None => return,
@@ -87,40 +89,40 @@ impl KindSniffer {
     }
 
     fn step(&mut self, byte: u8) {
-        self.place = match (self.place, byte) {
+        self.state = match (self.state, byte) {
             (ScanState::String { escaped: true }, _) => ScanState::String { escaped: false },
             (ScanState::String { escaped: false }, b'\\') => ScanState::String { escaped: true },
             (ScanState::String { escaped: false }, b'"') => ScanState::Between,
-            (ScanState::String { escaped: false }, _) => self.place,
+            (ScanState::String { escaped: false }, _) => self.state,
             (ScanState::Key, b'"') => match self.key.get() {
                 Some(b"method") => ScanState::BeforeValue(MessageKind::Method),
                 Some(b"result") => ScanState::BeforeValue(MessageKind::Result),
                 Some(b"error") => ScanState::BeforeValue(MessageKind::Error),
                 _ => ScanState::Between,
             },
-            (ScanState::BeforeValue(_), b':' | b' ' | b'\t' | b'\n' | b'\r') => self.place,
+            (ScanState::BeforeValue(_), b':' | b' ' | b'\t' | b'\n' | b'\r') => self.state,
             // Some servers write all possible members, with null for those that do not apply.
             (ScanState::BeforeValue(MessageKind::Method | MessageKind::Error), b'n') => ScanState::Between,
-            (ScanState::BeforeValue(gist), _) => {
-                self.kind = Some(gist);
+            (ScanState::BeforeValue(kind), _) => {
+                self.kind = Some(kind);
                 ScanState::Between
             }
             (ScanState::Key, b'\\') => ScanState::KeyEscape,
-            (ScanState::KeyEscape, b'u') => ScanState::KeyCode { left: 4, code: 0 },
+            (ScanState::KeyEscape, b'u') => ScanState::KeyCode { digits_left: 4, code: 0 },
             // No key of interest contains a character that needs such an escape.
             (ScanState::KeyEscape, _) => {
                 self.key.push(0);
                 ScanState::Key
             }
-            (ScanState::KeyCode { left, code }, _) => {
+            (ScanState::KeyCode { digits_left, code }, _) => {
                 let digit = (byte as char).to_digit(16).unwrap_or(0);
                 let code = code << 4 | digit as u16;
-                match left {
+                match digits_left {
                     1 => {
                         self.key.push(u8::try_from(code).unwrap_or(0));
                         ScanState::Key
                     }
-                    _ => ScanState::KeyCode { left: left - 1, code },
+                    _ => ScanState::KeyCode { digits_left: digits_left - 1, code },
                 }
             }
             (ScanState::Key, _) => {
@@ -142,7 +144,7 @@ impl KindSniffer {
                 ScanState::Between
             }
             (ScanState::Between, b',') if self.is_top_level() => ScanState::BeforeKey,
-            (place @ (ScanState::Between | ScanState::BeforeKey), _) => place,
+            (state @ (ScanState::Between | ScanState::BeforeKey), _) => state,
         };
     }
 
@@ -156,8 +158,8 @@ impl KindSniffer {
 
 impl KeyPrefix {
     fn push(&mut self, byte: u8) {
-        if let Some(place) = self.bytes.get_mut(self.len) {
-            *place = byte;
+        if let Some(slot) = self.bytes.get_mut(self.len) {
+            *slot = byte;
         }
         self.len = (self.len + 1).min(self.bytes.len() + 1);
     }

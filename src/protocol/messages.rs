@@ -7,16 +7,17 @@ use super::{
 };
 use bytes::Bytes;
 
-/// Iterates over the messages of a body, an event or a line, in order: one, or those of a batch (2025-03-26,
-/// *Batching*). Each is read when it is requested, and all of them in one pass.
+/// Iterates over the messages of an HTTP body, an event or a line, in order: one message, or those of a batch
+/// (2025-03-26, *Batching*). A message is parsed when the iterator reaches it; all together are read in one
+/// pass.
 ///
-/// The default value has none. An element that is no message is an error in its place; a
-/// [`FrameError::Syntax`] is the last item.
+/// The default value has no messages. A batch element that is no message yields an error in its place; after
+/// a [`FrameError::Syntax`] the iterator ends.
 #[derive(Debug, Default)]
 pub struct MessageReader {
     bytes: Bytes,
     is_batch: bool,
-    /// The position of the next message.
+    /// The position of the next message; `None` at the end.
     next: Option<usize>,
     depth: usize,
 }
@@ -24,7 +25,8 @@ pub struct MessageReader {
 // === impl MessageReader ===
 
 impl MessageReader {
-    pub fn of(bytes: Bytes) -> Self {
+    /// Starts before the first message of `bytes`. A leading byte order mark is removed.
+    pub fn new(bytes: Bytes) -> Self {
         let bytes = strip_byte_order_mark(bytes);
         let start = JsonScanner::new(&bytes).at();
         if bytes.get(start) != Some(&b'[') {
@@ -36,6 +38,7 @@ impl MessageReader {
         Self { bytes, is_batch: true, next: (!is_empty).then_some(first), depth: 1 }
     }
 
+    /// Whether the body is a JSON array, not a single message.
     pub fn is_batch(&self) -> bool {
         self.is_batch
     }
@@ -45,21 +48,23 @@ impl MessageReader {
         self.next.is_none()
     }
 
-    /// A copy of a message of a batch, because a slice would keep the bytes of the whole batch.
+    /// Copies a message of a batch into an allocation of its own, because a slice would keep the whole batch
+    /// in memory. A message that is no part of a batch is returned as it is.
     pub fn detach(&self, frame: Frame) -> Frame {
         if !self.is_batch {
             return frame;
         }
-        // These bytes have been parsed before.
+        // These bytes have been parsed before, so parsing them again succeeds.
         Frame::parse(Bytes::copy_from_slice(frame.as_bytes())).unwrap_or(frame)
     }
 
-    /// The bytes that are read.
+    /// The whole body, without a byte order mark.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// Levels of nesting of the bytes read so far; for bytes that are no JSON, the maximum of open brackets.
+    /// The deepest nesting of the messages read so far; for bytes that are no JSON, the maximum number of
+    /// brackets that are open at a time.
     pub fn depth(&self) -> usize {
         self.depth
     }
@@ -80,7 +85,7 @@ impl MessageReader {
         let is_object = scan.peek() == Some(b'{');
         let read = if is_object { index.read(&mut scan) } else { scan.value() };
         let (end, depth) = (start + scan.at(), scan.deepest() + 1);
-        let is_text = scan.is_text(&self.bytes[start..end]);
+        let is_text = scan.is_utf8(&self.bytes[start..end]);
         if read.is_none() || !is_text || !self.advance_past(end) {
             self.depth = bracket_depth(&self.bytes);
             return Err(parse_error(&self.bytes));
@@ -94,14 +99,14 @@ impl MessageReader {
 
     /// Finds the beginning of the next element behind `end`; returns whether the batch is well-formed there.
     fn advance_past(&mut self, end: usize) -> bool {
-        let after = |at: usize| at + JsonScanner::new(&self.bytes[at..]).at();
-        let at = after(end);
+        let skip_whitespace = |at: usize| at + JsonScanner::new(&self.bytes[at..]).at();
+        let at = skip_whitespace(end);
         match self.bytes.get(at) {
             Some(b',') => {
-                self.next = Some(after(at + 1));
+                self.next = Some(skip_whitespace(at + 1));
                 true
             }
-            Some(b']') => after(at + 1) == self.bytes.len(),
+            Some(b']') => skip_whitespace(at + 1) == self.bytes.len(),
             _ => false,
         }
     }
@@ -123,7 +128,7 @@ mod tests {
     use serde_json::value::RawValue;
 
     fn read(text: &str) -> (MessageReader, Vec<Result<Frame, FrameError>>) {
-        let mut messages = MessageReader::of(Bytes::copy_from_slice(text.as_bytes()));
+        let mut messages = MessageReader::new(Bytes::copy_from_slice(text.as_bytes()));
         let read = messages.by_ref().collect();
         (messages, read)
     }

@@ -16,14 +16,15 @@ pub const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 pub const RELATED_TASK: &str = "io.modelcontextprotocol/related-task";
 /// A text with which a model can continue while a task works (2025-11-25, *Tasks, Creating Tasks*).
 pub const IMMEDIATE_RESPONSE: &str = "io.modelcontextprotocol/model-immediate-response";
-/// A task in a draft of SEP-1686, which FastMCP 2.14 reads from the result of a call.
+/// The task that a call created, as a draft of SEP-1686 has it. FastMCP 2.14 reads it from the result of a
+/// call.
 pub const DRAFT_TASK: &str = "modelcontextprotocol.io/task";
 /// Opts a request into progress notifications (all revisions).
 pub const PROGRESS_TOKEN: &str = "progressToken";
-/// The stand-in for a result that is fetched later, in a result of the proxy.
+/// Marks a result of the proxy as a ticket: it stands for a result that is fetched later.
 pub const TICKET: &str = "deferral/ticket";
 /// The key of the tasks extension (SEP-2663) in `capabilities.extensions`.
 pub const TASKS_EXTENSION: &str = "io.modelcontextprotocol/tasks";
 
-/// The keys that a 2026-07-28 request carries for its own hop, unknown to a legacy server.
+/// The keys of `_meta` that a 2026-07-28 request carries for its own hop. A legacy server does not know them.
 pub const PER_REQUEST: [&str; 4] = [PROTOCOL_VERSION, CLIENT_INFO, CLIENT_CAPABILITIES, LOG_LEVEL];

@@ -72,7 +72,7 @@ methods! {
     ElicitationComplete = "notifications/elicitation/complete",
 }
 
-/// A list of a server that may change.
+/// A list that a server offers, and whose changes it may announce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ListKind {
     Tools,
@@ -80,9 +80,10 @@ pub enum ListKind {
     Resources,
 }
 
-/// The capability that a server must have declared before a method is served.
+/// The server capability that a method requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredCapability {
+    /// No capability.
     Nothing,
     Tools,
     Prompts,
@@ -94,8 +95,8 @@ pub enum RequiredCapability {
 
 impl Method {
     /// The capability that the server must have declared for a 2026-07-28 client to call this method; `None`
-    /// for a method that is not served to it. The list is closed: methods that the revision removed (`ping`,
-    /// `logging/setLevel`, …) are unknown to it although the server has them.
+    /// if the revision has no such method for clients. The list is closed: methods that the revision removed
+    /// (`ping`, `logging/setLevel`, …) are unknown to the client although the server has them.
     pub fn modern_requirement(&self) -> Option<RequiredCapability> {
         match self {
             Self::Discover | Self::Listen | Self::TasksGet | Self::TasksUpdate | Self::TasksCancel => {
@@ -111,7 +112,8 @@ impl Method {
         }
     }
 
-    /// Whether it lists what a server has.
+    /// Whether this is one of the `…/list` methods, which page through tools, prompts, resources or resource
+    /// templates.
     pub fn is_list(&self) -> bool {
         matches!(
             self,
@@ -137,9 +139,9 @@ impl Method {
         matches!(self, Self::ToolsCall | Self::PromptsGet | Self::ResourcesRead)
     }
 
-    /// Whether a request of this method is idempotent: it reads, or sets what was requested before. Not a
-    /// method that executes something (`tools/call`, `prompts/get`, `resources/read`), that responds
-    /// differently the second time, or that is unknown.
+    /// Whether a request of this method is idempotent and can be sent again: it reads, or sets the same
+    /// value. `false` for a method that executes something (`tools/call`, `prompts/get`, `resources/read`),
+    /// that responds differently the second time, or that is unknown.
     pub fn is_repeatable(&self) -> bool {
         matches!(
             self,
@@ -160,12 +162,13 @@ impl Method {
         )
     }
 
-    /// Whether it is one of the task methods of 2025-11-25.
-    pub fn is_about_legacy_tasks(&self) -> bool {
+    /// Whether this is one of the task methods of 2025-11-25.
+    pub fn is_legacy_task_method(&self) -> bool {
         matches!(self, Self::TasksGet | Self::TasksResult | Self::TasksCancel | Self::TasksList)
     }
 
-    /// The member of `params` that `Mcp-BorrowedString` mirrors.
+    /// The member of `params` whose value the header `Mcp-Name` repeats; `None` for a method without that
+    /// header.
     pub fn name_member(&self) -> Option<&'static str> {
         match self {
             Self::ToolsCall | Self::PromptsGet => Some("name"),
@@ -187,7 +190,7 @@ impl fmt::Display for Method {
 impl ListKind {
     pub const ALL: [Self; 3] = [Self::Tools, Self::Prompts, Self::Resources];
 
-    /// The capability under which a server declares `listChanged`.
+    /// The name of the server capability under which `listChanged` is declared.
     pub const fn capability(self) -> &'static str {
         match self {
             Self::Tools => "tools",
@@ -206,7 +209,7 @@ impl ListKind {
     }
 
     /// The list whose change a notification reports, if it reports one.
-    pub fn from_change(method: &Method) -> Option<Self> {
+    pub fn from_changed_notification(method: &Method) -> Option<Self> {
         Self::ALL.into_iter().find(|list| list.changed_notification() == *method)
     }
 }

@@ -3,7 +3,7 @@
 //! A proxy and its server must agree where a message ends and which host it is for. A head that can be read
 //! in two ways is refused (request smuggling: RFC 9112, section 11.2).
 
-use super::headers::text;
+use super::headers::to_text_lossy;
 use http::{
     HeaderMap, StatusCode, Uri, Version,
     header::{CONTENT_ENCODING, HOST, TRANSFER_ENCODING},
@@ -40,20 +40,20 @@ pub enum HostName<'a> {
     Name(&'a str),
 }
 
-/// The coding that means none (RFC 9110, section 12.5.3).
-const IDENTITY: &str = "identity";
+/// The content coding that leaves a body unencoded (RFC 9110, section 12.5.3).
+const IDENTITY_CODING: &str = "identity";
 
-/// Checks the headers that determine the end of a request and its host.
+/// Checks the headers that determine where a request ends and which host it is for.
 ///
 /// # Errors
-/// [`HeadError`], after which the connection should be closed: its next bytes may be meant as part of this
+/// [`HeadError`]. The connection should be closed then, because its next bytes may be meant as part of this
 /// request.
-pub fn check(version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), HeadError> {
+pub fn check_request_head(version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), HeadError> {
     check_transfer_codings(headers)?;
     let mut hosts = headers.get_all(HOST).iter();
-    let (first, more) = (hosts.next(), hosts.count());
-    if more > 0 {
-        return Err(HeadError::SeveralHosts(more + 1));
+    let (first, further) = (hosts.next(), hosts.count());
+    if further > 0 {
+        return Err(HeadError::SeveralHosts(further + 1));
     }
     let authority = uri.authority().map(|authority| authority.as_str());
     if let Some(authority) = authority {
@@ -62,7 +62,7 @@ pub fn check(version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), Hea
     let Some(first) = first else {
         return if version == Version::HTTP_11 { Err(HeadError::NoHost) } else { Ok(()) };
     };
-    let host = text(first);
+    let host = to_text_lossy(first);
     check_host(&host)?;
     match authority {
         Some(authority) if version == Version::HTTP_2 && !is_same_host(authority, &host) => {
@@ -72,11 +72,14 @@ pub fn check(version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), Hea
     }
 }
 
-/// The coding of a body, if it is not identity.
+/// The content coding of a body, as the `Content-Encoding` header names it; `None` if the body is not
+/// encoded.
 pub fn content_coding(headers: &HeaderMap) -> Option<String> {
     let lines = headers.get_all(CONTENT_ENCODING);
     lines.iter().find_map(|line| {
-        elements(&text(line)).find(|coding| !coding.eq_ignore_ascii_case(IDENTITY)).map(str::to_owned)
+        elements(&to_text_lossy(line))
+            .find(|coding| !coding.eq_ignore_ascii_case(IDENTITY_CODING))
+            .map(str::to_owned)
     })
 }
 
@@ -108,11 +111,11 @@ fn check_host(authority: &str) -> Result<(), HeadError> {
     host_name(authority).map(drop).ok_or_else(|| HeadError::InvalidHost(authority.to_owned()))
 }
 
-/// Accepts only `chunked`, once. The reader of bodies checks that it is the last coding.
+/// Accepts only `chunked`, once. The body reader checks that it is the last coding.
 fn check_transfer_codings(headers: &HeaderMap) -> Result<(), HeadError> {
     let mut is_chunked = false;
     for line in headers.get_all(TRANSFER_ENCODING) {
-        for coding in elements(&text(line)) {
+        for coding in elements(&to_text_lossy(line)) {
             if !coding.eq_ignore_ascii_case("chunked") {
                 return Err(HeadError::TransferCoding(coding.to_owned()));
             }
@@ -129,7 +132,7 @@ fn elements(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').map(str::trim).filter(|element| !element.is_empty())
 }
 
-/// The port of an authority, which may be empty (RFC 3986, section 3.2.3).
+/// Whether this is the port of an authority; it may be empty (RFC 3986, section 3.2.3).
 fn is_port(port: &str) -> bool {
     port.is_empty() || port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok()
 }
@@ -142,6 +145,7 @@ fn is_reg_name_byte(byte: u8) -> bool {
 // === impl HeadError ===
 
 impl HeadError {
+    /// The HTTP status of the response that refuses the request.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::TransferCoding(_) => StatusCode::NOT_IMPLEMENTED,
@@ -171,7 +175,7 @@ mod tests {
         uri: &'static str,
         lines: &[(&'static str, &'static str)],
     ) -> Option<HeadError> {
-        check(version, &Uri::from_static(uri), &headers(lines)).err()
+        check_request_head(version, &Uri::from_static(uri), &headers(lines)).err()
     }
 
     #[test]
@@ -224,7 +228,8 @@ mod tests {
             assert_eq!(host_name(host), None, "{host}");
             if let Ok(value) = HeaderValue::from_str(host) {
                 let headers = HeaderMap::from_iter([(HOST, value)]);
-                let refused = check(Version::HTTP_11, &Uri::from_static("/mcp"), &headers).expect_err(host);
+                let refused = check_request_head(Version::HTTP_11, &Uri::from_static("/mcp"), &headers)
+                    .expect_err(host);
                 assert!(matches!(refused, HeadError::InvalidHost(_)), "{host}");
             }
         }

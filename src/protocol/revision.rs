@@ -9,7 +9,7 @@ pub enum Revision {
     V2024_11_05,
     /// Streamable HTTP, JSON-RPC batches.
     V2025_03_26,
-    /// Elicitation, the `MCP-OtlpProtocol-Version` header.
+    /// Elicitation, the `MCP-Protocol-Version` header.
     V2025_06_18,
     /// Experimental tasks, URL elicitation.
     V2025_11_25,
@@ -36,7 +36,7 @@ impl Revision {
     /// The newest revision that a legacy `initialize` offers.
     pub const NEWEST_LEGACY: Self = Self::V2025_11_25;
 
-    /// The date in messages and headers.
+    /// The date of the revision as messages and headers have it, such as `2025-11-25`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::V2024_11_05 => "2024-11-05",
@@ -63,17 +63,18 @@ impl Revision {
     }
 
     /// Whether a stream may begin with an event that only sets an id (2025-11-25, *Listening for Messages
-    /// from the Server*). Older clients parse its data as a message.
+    /// from the Server*). Clients of older revisions parse the empty data as a message.
     pub fn has_empty_events(self) -> bool {
         self >= Self::V2025_11_25
     }
 
-    /// Whether servers of this revision still work after a DELETE: those on the Python SDK before 2025-06-18
-    /// fail all sessions of all clients permanently after one (`WIRE`, B 1, rule 5).
+    /// Whether servers of this revision still work after a DELETE of a session: servers on the Python SDK
+    /// before 2025-06-18 permanently fail all sessions of all clients after one.
     pub fn survives_delete(self) -> bool {
         self >= Self::V2025_06_18
     }
 
+    /// The era that the revision belongs to.
     pub const fn era(self) -> Era {
         match self {
             Self::V2024_11_05 | Self::V2025_03_26 | Self::V2025_06_18 | Self::V2025_11_25 => Era::Legacy,
@@ -91,6 +92,7 @@ impl fmt::Display for Revision {
 // === impl Era ===
 
 impl Era {
+    /// The name of the era, `legacy` or `modern`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Legacy => "legacy",

@@ -12,10 +12,11 @@ pub(super) type MemberList = SmallVec<[MemberSpan; 8]>;
 /// The position of one member. Half the size of two `Range<usize>`: no message is larger than 4 GiB.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MemberSpan {
-    /// The start of the key, behind its quote.
+    /// The position of the key, behind its opening quote.
     key: u32,
-    /// Twice the key's length, plus one if it has escapes.
+    /// Twice the length of the key, plus one if the key has escapes.
     spelling: u32,
+    /// The start and the end of the value.
     value: (u32, u32),
 }
 
@@ -23,11 +24,11 @@ pub(super) struct MemberSpan {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MemberKey<'a> {
     spelled: &'a [u8],
-    /// Rarely set, so most keys are compared as they are spelled.
+    /// The key has escapes. Rarely set, so most keys are compared as they are spelled.
     is_escaped: bool,
 }
 
-/// A position in a JSON text. Every method that reads returns `None` and stops where the grammar is broken.
+/// A cursor in a JSON text. Every method that reads returns `None` and stops where the grammar is broken.
 #[derive(Debug)]
 pub(super) struct JsonScanner<'a> {
     json: &'a [u8],
@@ -35,8 +36,9 @@ pub(super) struct JsonScanner<'a> {
     /// The number of open brackets.
     depth: usize,
     deepest: usize,
-    /// Whether all bytes are ASCII, and whether none is a control character.
+    /// All bytes are ASCII; `false` if this was not determined.
     is_ascii: bool,
+    /// No byte is a control character; `false` if this was not determined.
     is_printable: bool,
 }
 
@@ -46,11 +48,11 @@ struct BracketStack {
     levels: u32,
     /// The innermost levels; the lowest bit is the last.
     innermost: u64,
-    /// The levels before, 64 in each word.
+    /// The levels around those, 64 in each word.
     outer: Vec<u64>,
 }
 
-/// A byte, eight times.
+/// A word of eight bytes that all equal `byte`.
 const fn repeat_byte(byte: u8) -> u64 {
     u64::from_le_bytes([byte; 8])
 }
@@ -58,17 +60,18 @@ const fn repeat_byte(byte: u8) -> u64 {
 // === impl MemberSpan ===
 
 impl MemberSpan {
-    /// The key, given the object's bytes.
+    /// The key; `object` is the bytes of the object.
     pub(super) fn key(self, object: &[u8]) -> MemberKey<'_> {
         let length = (self.spelling / 2) as usize;
         MemberKey { spelled: &object[self.key_start()..][..length], is_escaped: self.spelling % 2 == 1 }
     }
 
-    /// The start of the key, behind the quote.
+    /// The position of the key, behind its opening quote.
     pub(super) fn key_start(self) -> usize {
         self.key as usize
     }
 
+    /// The range of the value in the bytes of the object.
     pub(super) fn value(self) -> Range<usize> {
         self.value.0 as usize..self.value.1 as usize
     }
@@ -107,7 +110,7 @@ impl<'a> MemberKey<'a> {
             return String::from_utf8_lossy(self.spelled);
         }
         let quoted = [b"\"", self.spelled, b"\""].concat();
-        // Half of a surrogate pair has no meaning and is compared as spelled.
+        // A lone surrogate cannot be decoded, so such a key is compared as it is spelled.
         serde_json::from_slice(&quoted).map_or_else(|_| String::from_utf8_lossy(self.spelled), Cow::Owned)
     }
 }
@@ -125,9 +128,9 @@ impl<'a> JsonScanner<'a> {
     /// Starts at the first value of bytes that will all be read. One vectorized pass collects properties of
     /// all bytes, so that most checks can be skipped later.
     pub(super) fn prescanned(json: &'a [u8]) -> Self {
-        let (all, least) =
-            json.iter().fold((0, u8::MAX), |(all, least), &byte| (all | byte, least.min(byte)));
-        Self { is_ascii: all < 0x80, is_printable: least >= b' ', ..Self::new(json) }
+        let (union, minimum) =
+            json.iter().fold((0, u8::MAX), |(union, minimum), &byte| (union | byte, minimum.min(byte)));
+        Self { is_ascii: union < 0x80, is_printable: minimum >= b' ', ..Self::new(json) }
     }
 
     /// The number of bytes read.
@@ -135,8 +138,8 @@ impl<'a> JsonScanner<'a> {
         self.at
     }
 
-    /// Whether these bytes are UTF-8.
-    pub(super) fn is_text(&self, read: &[u8]) -> bool {
+    /// Whether `read`, bytes of this text, are UTF-8.
+    pub(super) fn is_utf8(&self, read: &[u8]) -> bool {
         self.is_ascii || std::str::from_utf8(read).is_ok()
     }
 
@@ -164,17 +167,18 @@ impl<'a> JsonScanner<'a> {
         members: &mut MemberList,
         mut value: impl FnMut(&mut Self, MemberKey<'a>) -> Option<()>,
     ) -> Option<()> {
-        let place = |at: usize| u32::try_from(at - start).ok();
+        let offset = |at: usize| u32::try_from(at - start).ok();
         if !self.open_bracket(b'{', b'}')? {
             return Some(());
         }
         loop {
             let from = self.at + 1;
             let key = self.key()?;
-            let twice = u32::try_from(key.spelled.len()).ok()?.checked_mul(2)?;
-            let (key_start, spelling, from) = (place(from)?, twice + u32::from(key.is_escaped), self.at);
+            let doubled_length = u32::try_from(key.spelled.len()).ok()?.checked_mul(2)?;
+            let (key_start, spelling, from) =
+                (offset(from)?, doubled_length + u32::from(key.is_escaped), self.at);
             value(self, key)?;
-            members.push(MemberSpan { key: key_start, spelling, value: (place(from)?, place(self.at)?) });
+            members.push(MemberSpan { key: key_start, spelling, value: (offset(from)?, offset(self.at)?) });
             if self.close_or_next(b'}')? {
                 return Some(());
             }
@@ -185,13 +189,13 @@ impl<'a> JsonScanner<'a> {
     pub(super) fn value(&mut self) -> Option<()> {
         let mut open = BracketStack::default();
         loop {
-            let goes_deeper = match self.peek()? {
+            let has_opened = match self.peek()? {
                 b'"' => self.string().map(|_| false)?,
                 b'{' => self.open_bracket(b'{', b'}')? && open.push(true),
                 b'[' => self.open_bracket(b'[', b']')? && open.push(false),
                 _ => self.scalar().map(|()| false)?,
             };
-            if !goes_deeper {
+            if !has_opened {
                 loop {
                     if open.levels == 0 {
                         return Some(());
@@ -336,7 +340,7 @@ impl<'a> JsonScanner<'a> {
 // === impl BracketStack ===
 
 impl BracketStack {
-    /// Always returns true: a bracket is open now.
+    /// Opens a bracket. Always returns true, so that a caller can chain it.
     fn push(&mut self, is_object: bool) -> bool {
         if self.levels > 0 && self.levels.is_multiple_of(u64::BITS) {
             self.outer.push(self.innermost);
@@ -375,13 +379,15 @@ pub fn is_like(key: &str, name: &str) -> bool {
 /// The number of bytes before the first quote, backslash or control character. Looks at eight bytes at a
 /// time.
 fn plain_prefix(json: &[u8]) -> usize {
-    // Sets the highest bit of each byte that is less than `byte`.
-    let less = |word: u64, byte| word.wrapping_sub(repeat_byte(byte));
+    // Sets the highest bit of each byte of `word` that is less than `byte`.
+    let flag_less = |word: u64, byte| word.wrapping_sub(repeat_byte(byte));
     let mut at = 0;
     let (chunks, rest) = json.as_chunks();
     for chunk in chunks {
         let word = u64::from_le_bytes(*chunk);
-        let found = less(word, b' ') | less(word ^ repeat_byte(b'"'), 1) | less(word ^ repeat_byte(b'\\'), 1);
+        let found = flag_less(word, b' ')
+            | flag_less(word ^ repeat_byte(b'"'), 1)
+            | flag_less(word ^ repeat_byte(b'\\'), 1);
         // The first match is exact; later ones may be false, because the subtraction borrows from them.
         let found = found & !word & repeat_byte(0x80);
         if found != 0 {

@@ -18,19 +18,20 @@ pub struct JsonObject {
     members: MemberList,
 }
 
-/// The bytes are not a JSON object.
+/// Error: the bytes are not a JSON object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a JSON object")]
 pub struct NotAnObject;
 
-/// The changes of one object.
+/// Changes of one object, which are collected and then applied together.
 #[derive(Debug)]
 pub struct ObjectEdit<'a> {
     object: &'a JsonObject,
-    /// One for each member.
+    /// The change of each member, in their order.
     changes: SmallVec<[MemberChange; 8]>,
     /// The new values of replaced members.
     values: SmallVec<[Bytes; 1]>,
+    /// The members to add: JSON text, separated by commas.
     added: Vec<u8>,
 }
 
@@ -50,7 +51,7 @@ pub struct BytesPatch {
 }
 
 /// The raw items of an array, sharing its allocation; `None` for any other value.
-pub fn items(array: &Bytes) -> Option<Vec<Bytes>> {
+pub fn array_items(array: &Bytes) -> Option<Vec<Bytes>> {
     let items: Vec<&RawValue> = serde_json::from_slice(array).ok()?;
     Some(items.into_iter().map(|item| array.slice_ref(item.get().as_bytes())).collect())
 }
@@ -70,12 +71,12 @@ impl JsonObject {
         Ok(Self { bytes: bytes.clone(), members })
     }
 
-    /// An object whose members have been located.
+    /// Wraps an object whose members have been located before.
     pub(super) fn from_members(bytes: Bytes, members: MemberList) -> Self {
         Self { bytes, members }
     }
 
-    /// The raw value of a member, sharing the object's allocation; the last one, if the key is repeated.
+    /// The raw JSON value of a member, sharing the object's allocation; the last one, if the key is repeated.
     pub fn get(&self, key: &str) -> Option<Bytes> {
         Some(self.bytes.slice(self.find(key)?.value()))
     }
@@ -96,7 +97,7 @@ impl JsonObject {
         found.next().is_none().then(|| self.bytes.slice(member.value()))
     }
 
-    /// The value of a member that is a string.
+    /// The decoded value of a member; `None` if it is missing or no string.
     pub fn string(&self, key: &str) -> Option<String> {
         let value = self.raw(key)?;
         match unescaped(value) {
@@ -105,6 +106,7 @@ impl JsonObject {
         }
     }
 
+    /// Whether the object has a member with this key.
     pub fn contains(&self, key: &str) -> bool {
         self.members.iter().any(|member| self.has_key(member, key))
     }
@@ -114,8 +116,8 @@ impl JsonObject {
         self.members.iter().map(|member| (self.key(member), self.bytes.slice(member.value())))
     }
 
-    /// A key that occurs twice. Two readers may disagree on which one counts, so code that acts on such an
-    /// object refuses it.
+    /// The first key that occurs twice, if any. Two readers may disagree on which value counts, so code that
+    /// acts on such an object refuses it.
     pub fn repeated_key(&self) -> Option<Cow<'_, str>> {
         // A client chooses the number of members: comparing all pairs would let it occupy a core.
         if self.members.len() > 16 {
@@ -123,14 +125,14 @@ impl JsonObject {
             let repeated = self.members.iter().find(|member| !seen.insert(self.key(member)));
             return repeated.map(|member| self.key(member));
         }
-        let seen = |at: usize| {
+        let is_repeated = |at: usize| {
             let key = self.members[at].key(&self.bytes);
             self.members[..at].iter().any(|other| other.key(&self.bytes).is_same(key))
         };
-        (1..self.members.len()).find(|&at| seen(at)).map(|at| self.key(&self.members[at]))
+        (1..self.members.len()).find(|&at| is_repeated(at)).map(|at| self.key(&self.members[at]))
     }
 
-    /// The object's own bytes.
+    /// The JSON text of the object.
     pub fn as_bytes(&self) -> &Bytes {
         &self.bytes
     }
@@ -145,7 +147,7 @@ impl JsonObject {
     }
 
     /// The position of the opening bracket.
-    fn opening(&self) -> usize {
+    fn opening_bracket(&self) -> usize {
         memchr::memchr(b'{', &self.bytes).expect("it is an object")
     }
 
@@ -158,16 +160,17 @@ impl JsonObject {
 // === impl ObjectEdit ===
 
 impl<'a> ObjectEdit<'a> {
+    /// Starts without changes.
     pub fn new(object: &'a JsonObject) -> Self {
-        let fates = smallvec::smallvec![MemberChange::Keep; object.members.len()];
-        Self { object, changes: fates, values: SmallVec::new(), added: Vec::new() }
+        let changes = smallvec::smallvec![MemberChange::Keep; object.members.len()];
+        Self { object, changes, values: SmallVec::new(), added: Vec::new() }
     }
 
     /// Sets `key` to the raw JSON `value`: in its place if it exists, else at the end.
     pub fn set(&mut self, key: &str, value: impl Into<Bytes>) -> &mut Self {
-        let (value, place) = (value.into(), self.values.len());
-        let place = u32::try_from(place).expect("there are fewer members");
-        match self.mark(&[key], MemberChange::Replace(place)) {
+        let (value, index) = (value.into(), self.values.len());
+        let index = u32::try_from(index).expect("there are fewer members");
+        match self.mark(&[key], MemberChange::Replace(index)) {
             true => self.values.push(value),
             false => self.add(key, &value),
         }
@@ -194,19 +197,19 @@ impl<'a> ObjectEdit<'a> {
     }
 
     /// Marks the members with these keys; returns whether there are any.
-    fn mark(&mut self, keys: &[&str], fate: MemberChange) -> bool {
-        let mut is_there = false;
+    fn mark(&mut self, keys: &[&str], change: MemberChange) -> bool {
+        let mut is_found = false;
         for (member, slot) in self.object.members.iter().zip(&mut self.changes) {
             let member = member.key(&self.object.bytes);
             if keys.iter().any(|key| member.is(key)) {
-                (*slot, is_there) = (fate, true);
+                (*slot, is_found) = (change, true);
             }
         }
-        is_there
+        is_found
     }
 
     fn add(&mut self, key: &str, value: &[u8]) {
-        // The key in its quotes, a colon, and a comma on either side.
+        // Reserve space for the key in its quotes, a colon, and a comma on either side.
         self.added.reserve(key.len() + value.len() + 5);
         if !self.added.is_empty() {
             self.added.push(b',');
@@ -216,49 +219,48 @@ impl<'a> ObjectEdit<'a> {
         self.added.extend_from_slice(value);
     }
 
-    /// Whether nothing changes.
+    /// Whether no change has been collected.
     pub fn is_empty(&self) -> bool {
-        self.added.is_empty() && self.changes.iter().all(|fate| matches!(fate, MemberChange::Keep))
+        self.added.is_empty() && self.changes.iter().all(|change| matches!(change, MemberChange::Keep))
     }
 
     /// Whether the object would have no members left.
     pub fn leaves_empty(&self) -> bool {
-        self.added.is_empty() && self.changes.iter().all(|fate| matches!(fate, MemberChange::Remove))
+        self.added.is_empty() && self.changes.iter().all(|change| matches!(change, MemberChange::Remove))
     }
 
     /// Adds these edits to `patch`, whose buffer contains the object.
     pub fn add_to(self, patch: &mut BytesPatch) {
-        let shift = patch.offset_of(&self.object.bytes);
+        let base_offset = patch.offset_of(&self.object.bytes);
         let members = &self.object.members;
-        let mut kept = false;
-        for (at, fate) in self.changes.into_iter().enumerate() {
+        let mut has_kept_member = false;
+        for (at, change) in self.changes.into_iter().enumerate() {
             let value = members[at].value();
-            match fate {
-                MemberChange::Keep => kept = true,
-                MemberChange::Replace(with) => {
-                    kept = true;
-                    patch.push(shift, value, self.values[with as usize].clone());
+            match change {
+                MemberChange::Keep => has_kept_member = true,
+                MemberChange::Replace(index) => {
+                    has_kept_member = true;
+                    patch.push(base_offset, value, self.values[index as usize].clone());
                 }
-                // The comma before the member is removed if a member stays before it; else the comma after
-                // it.
-                MemberChange::Remove if kept => {
-                    patch.push(shift, members[at - 1].value().end..value.end, Bytes::new())
+                // Remove the comma before the member if a member stays before it; else the comma after it.
+                MemberChange::Remove if has_kept_member => {
+                    patch.push(base_offset, members[at - 1].value().end..value.end, Bytes::new())
                 }
                 MemberChange::Remove => {
                     let next = if at + 1 < members.len() { self.object.key_start(at + 1) } else { value.end };
-                    patch.push(shift, self.object.key_start(at)..next, Bytes::new());
+                    patch.push(base_offset, self.object.key_start(at)..next, Bytes::new());
                 }
             }
         }
         if self.added.is_empty() {
             return;
         }
-        let at = members.last().map_or_else(|| self.object.opening() + 1, |last| last.value().end);
+        let at = members.last().map_or_else(|| self.object.opening_bracket() + 1, |last| last.value().end);
         let mut added = self.added;
-        if kept {
+        if has_kept_member {
             added.insert(0, b',');
         }
-        patch.push(shift, at..at, added.into());
+        patch.push(base_offset, at..at, added.into());
     }
 
     /// The object with these edits applied.
@@ -272,14 +274,15 @@ impl<'a> ObjectEdit<'a> {
 // === impl BytesPatch ===
 
 impl BytesPatch {
+    /// Starts without edits of `base`.
     pub fn new(base: Bytes) -> Self {
         Self { base, edits: SmallVec::new() }
     }
 
-    /// Replaces `part`, which must be a slice of the patch's buffer.
-    pub fn replace(&mut self, part: &Bytes, with: Bytes) {
+    /// Replaces `part`, which must be a slice of the buffer of the patch.
+    pub fn replace(&mut self, part: &Bytes, replacement: Bytes) {
         let from = self.offset_of(part);
-        self.push(0, from..from + part.len(), with);
+        self.push(0, from..from + part.len(), replacement);
     }
 
     /// The buffer with all edits applied: one copy, or none if nothing changes.
@@ -287,24 +290,26 @@ impl BytesPatch {
         if self.edits.is_empty() {
             return self.base;
         }
-        // The sort is stable: an addition at the end of a removal stays behind it.
+        // The sort is stable, so an addition at the end of a removed range stays behind it.
         self.edits.sort_by_key(|(range, _)| range.start);
-        let grown: usize = self.edits.iter().map(|(_, with)| with.len()).sum();
-        let mut out = Vec::with_capacity(self.base.len() + grown);
+        let inserted_bytes: usize = self.edits.iter().map(|(_, replacement)| replacement.len()).sum();
+        let mut out = Vec::with_capacity(self.base.len() + inserted_bytes);
         let mut at = 0;
-        for (range, with) in &self.edits {
+        for (range, replacement) in &self.edits {
             out.extend_from_slice(&self.base[at..range.start]);
-            out.extend_from_slice(with);
+            out.extend_from_slice(replacement);
             at = range.end;
         }
         out.extend_from_slice(&self.base[at..]);
         out.into()
     }
 
-    fn push(&mut self, shift: usize, range: Range<usize>, with: Bytes) {
-        self.edits.push((range.start + shift..range.end + shift, with));
+    /// Replaces a range of a part of the buffer that begins at `base_offset`.
+    fn push(&mut self, base_offset: usize, range: Range<usize>, replacement: Bytes) {
+        self.edits.push((range.start + base_offset..range.end + base_offset, replacement));
     }
 
+    /// The position of `part` in the buffer. Panics if it is no slice of the buffer.
     fn offset_of(&self, part: &Bytes) -> usize {
         let offset = (part.as_ptr() as usize).wrapping_sub(self.base.as_ptr() as usize);
         assert!(offset + part.len() <= self.base.len(), "the part is a slice of the patched buffer");

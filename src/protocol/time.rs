@@ -1,14 +1,15 @@
 //! Points in time as they are stored and displayed.
 //!
-//! There are two types, so that the compiler keeps them apart. A [`Timestamp`] is on a time line that steps of the wall
-//! clock do not move: stores keep it, and expiry follows it. A [`WallTime`] is displayed to people and clients. A
-//! [`ClockOffset`] converts one to the other.
+//! There are two types, so that the compiler keeps them apart. A [`Timestamp`] is on a steady time line,
+//! which steps of the wall clock do not move: stores keep it, and expiry follows it. A [`WallTime`] is
+//! displayed to people and clients. A [`ClockOffset`] converts one to the other.
 
 use jiff::Timestamp as Shown;
 use std::{fmt, ops::Add, time::Duration};
 
-/// Milliseconds on a steady time line: differences are real durations. The line starts at the wall clock's time, in
-/// milliseconds since the Unix epoch, and differs from it by a [`ClockOffset`] once the wall clock has been stepped.
+/// Milliseconds on a steady time line: differences are real durations. The line starts at the wall clock's
+/// time, in milliseconds since the Unix epoch, and differs from it by a [`ClockOffset`] once the wall clock
+/// has been stepped.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -24,16 +25,18 @@ pub struct WallTime(u64);
 #[serde(transparent)]
 pub struct ClockOffset(i64);
 
-/// A reading of a clock: the time of the line, and the offset of the wall clock.
+/// One reading of a clock: the time on the steady time line, and the offset of the wall clock from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockReading {
     pub time: Timestamp,
+    /// The offset of the wall clock from `time`.
     pub offset: ClockOffset,
 }
 
 // === impl Timestamp ===
 
 impl Timestamp {
+    /// The point on the steady time line at this number of milliseconds.
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis)
     }
@@ -42,7 +45,7 @@ impl Timestamp {
         self.0
     }
 
-    /// The time since `earlier`; zero if `earlier` is later.
+    /// The duration since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
@@ -51,8 +54,8 @@ impl Timestamp {
 impl Add<Duration> for Timestamp {
     type Output = Self;
 
-    fn add(self, by: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(by.as_millis()).unwrap_or(u64::MAX)))
+    fn add(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
     }
 }
 
@@ -67,6 +70,7 @@ impl Add<ClockOffset> for Timestamp {
 // === impl WallTime ===
 
 impl WallTime {
+    /// The wall time at this number of milliseconds since the Unix epoch.
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis)
     }
@@ -75,9 +79,9 @@ impl WallTime {
         self.0
     }
 
-    /// The time of the line at this wall time, for an offset.
+    /// The time on the steady time line at this wall time; `offset` is that of the wall clock.
     #[must_use]
-    pub const fn on_line(self, offset: ClockOffset) -> Timestamp {
+    pub const fn to_timestamp(self, offset: ClockOffset) -> Timestamp {
         Timestamp(if offset.0 < 0 {
             self.0.saturating_add(offset.0.unsigned_abs())
         } else {
@@ -85,9 +89,9 @@ impl WallTime {
         })
     }
 
-    /// The offset of this wall time from the time of the line.
+    /// The offset of the wall clock from the steady time line, if the wall clock shows this time at `time`.
     #[must_use]
-    pub fn ahead_of(self, time: Timestamp) -> ClockOffset {
+    pub fn offset_from(self, time: Timestamp) -> ClockOffset {
         let millis = i128::from(self.0) - i128::from(time.0);
         ClockOffset(i64::try_from(millis).unwrap_or(if millis < 0 { i64::MIN } else { i64::MAX }))
     }
@@ -112,16 +116,18 @@ impl ClockOffset {
         Self(millis)
     }
 
+    /// Milliseconds by which the wall clock is ahead of the steady time line; negative if it is behind.
     pub const fn as_millis(self) -> i64 {
         self.0
     }
 
+    /// Whether the wall clock agrees with the steady time line.
     pub const fn is_zero(&self) -> bool {
         self.0 == 0
     }
 
-    /// The difference of two offsets.
-    pub const fn differs_by(self, other: Self) -> Duration {
+    /// The absolute difference of two offsets.
+    pub const fn abs_diff(self, other: Self) -> Duration {
         Duration::from_millis(self.0.abs_diff(other.0))
     }
 }
@@ -129,8 +135,8 @@ impl ClockOffset {
 // === impl ClockReading ===
 
 impl ClockReading {
-    /// The wall time of the reading.
-    pub fn wall(self) -> WallTime {
+    /// The wall time at this reading.
+    pub fn wall_time(self) -> WallTime {
         self.time + self.offset
     }
 }
@@ -150,13 +156,13 @@ mod tests {
         let at = Timestamp::from_millis;
         for (line, wall) in [(5_000, 5_000), (5_000, 9_000), (9_000, 5_000), (0, 7), (7, 0)] {
             let wall = WallTime::from_millis(wall);
-            let offset = wall.ahead_of(at(line));
-            assert_eq!((at(line) + offset, wall.on_line(offset)), (wall, at(line)));
+            let offset = wall.offset_from(at(line));
+            assert_eq!((at(line) + offset, wall.to_timestamp(offset)), (wall, at(line)));
         }
         let least = ClockOffset::from_millis(i64::MIN);
         assert_eq!(at(5) + least, WallTime::from_millis(0));
-        assert_eq!(WallTime::from_millis(u64::MAX).on_line(least), at(u64::MAX));
-        assert_eq!(WallTime::from_millis(u64::MAX).ahead_of(at(0)).as_millis(), i64::MAX);
-        assert_eq!(WallTime::from_millis(5).on_line(ClockOffset::from_millis(i64::MAX)), at(0));
+        assert_eq!(WallTime::from_millis(u64::MAX).to_timestamp(least), at(u64::MAX));
+        assert_eq!(WallTime::from_millis(u64::MAX).offset_from(at(0)).as_millis(), i64::MAX);
+        assert_eq!(WallTime::from_millis(5).to_timestamp(ClockOffset::from_millis(i64::MAX)), at(0));
     }
 }

@@ -1,12 +1,12 @@
 //! The parts of a `tools/call` result that the proxy reads.
 
 use super::{
-    splice::{JsonObject, items},
-    status_message::shorten,
+    splice::{JsonObject, array_items},
+    status_message::truncate,
 };
 use bytes::Bytes;
 
-/// Whether the result says that the tool failed: `isError: true`.
+/// Whether a `tools/call` result reports that the tool failed: `isError: true`.
 pub fn is_error(result: &Bytes) -> bool {
     JsonObject::read(result)
         .ok()
@@ -15,7 +15,8 @@ pub fn is_error(result: &Bytes) -> bool {
 }
 
 /// Whether a message, or a piece of one, contains a member `isError` that is true. A text search instead of
-/// parsing (the quotes in a string are escaped), because the log must cost nothing for relayed bytes.
+/// parsing, because the access log must cost nothing for relayed bytes; within a string the key would have
+/// escaped quotes.
 pub fn contains_error_flag(message: &[u8]) -> bool {
     const KEY: &[u8] = br#""isError""#;
     memchr::memmem::find_iter(message, KEY).any(|at| {
@@ -24,12 +25,13 @@ pub fn contains_error_flag(message: &[u8]) -> bool {
     })
 }
 
-/// The first text of the result's content that is not blank, truncated. Invalid content is ignored.
+/// The first non-blank text of a result's `content`, truncated to the size of a status message. Invalid
+/// content is ignored.
 pub fn first_text(result: &Bytes) -> Option<String> {
     let content = JsonObject::read(result).ok()?.get("content")?;
-    items(&content)?.iter().find_map(|block| {
+    array_items(&content)?.iter().find_map(|block| {
         let text = JsonObject::read(block).ok()?.string("text")?;
-        (!text.trim().is_empty()).then(|| shorten(text))
+        (!text.trim().is_empty()).then(|| truncate(text))
     })
 }
 

@@ -11,12 +11,12 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use std::{fmt, sync::Arc};
 
-/// Identifies a span of a trace.
+/// A span of a trace, as one side sends it to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext {
-    /// Never all zeros.
+    /// The trace id, never all zeros.
     pub trace: [u8; 16],
-    /// Never all zeros.
+    /// The id of the span in the trace, never all zeros.
     pub span: [u8; 8],
     /// The known flags ([`SAMPLED`], [`RANDOM`]).
     pub flags: u8,
@@ -24,54 +24,52 @@ pub struct TraceContext {
     pub state: Option<Arc<str>>,
 }
 
-/// The names of both, in `_meta` and as headers.
-pub const PARENT: &str = "traceparent";
-pub const STATE: &str = "tracestate";
+/// The name of `traceparent`, in `_meta` and as a header.
+pub const TRACEPARENT: &str = "traceparent";
+/// The name of `tracestate`, in `_meta` and as a header.
+pub const TRACESTATE: &str = "tracestate";
 
-/// The flag of a trace that is recorded.
+/// The flag of a trace that its sender records.
 pub const SAMPLED: u8 = 1;
 /// The flag of a trace with a random id (Trace Context, level 2).
 pub const RANDOM: u8 = 2;
 
 /// The maximum length of a forwarded `tracestate`, in characters; a longer one is dropped (Trace Context,
 /// 3.3.1.5).
-pub const STATE_CHARS: usize = 512;
+pub const MAX_STATE_CHARS: usize = 512;
 
-const PARENT_HEADER: HeaderName = HeaderName::from_static(PARENT);
-const STATE_HEADER: HeaderName = HeaderName::from_static(STATE);
+const PARENT_HEADER: HeaderName = HeaderName::from_static(TRACEPARENT);
+const STATE_HEADER: HeaderName = HeaderName::from_static(TRACESTATE);
 
 // === impl TraceContext ===
 
 impl TraceContext {
-    /// Parses a `traceparent` (Trace Context, 3.2). The known part of a later version is read.
+    /// Parses a `traceparent` (Trace Context, 3.2). Of a later version, the part that is known is read.
+    /// `None` if it is malformed.
     pub fn parse(text: &str) -> Option<Self> {
         let (head, rest) = text.split_at_checked(55)?;
         let mut parts = head.split('-');
-        let [version] = digits(parts.next()?)?;
-        let (trace, span, [flags]) = (digits(parts.next()?)?, digits(parts.next()?)?, digits(parts.next()?)?);
+        let [version] = parse_hex(parts.next()?)?;
+        let (trace, span, [flags]) =
+            (parse_hex(parts.next()?)?, parse_hex(parts.next()?)?, parse_hex(parts.next()?)?);
         let is_whole = parts.next().is_none()
             && match version {
                 0 => rest.is_empty(),
                 0xff => false,
                 _ => rest.is_empty() || rest.starts_with('-'),
             };
-        let names_both = trace != [0; 16] && span != [0; 8];
-        (is_whole && names_both).then_some(Self {
-            trace,
-            span,
-            flags: flags & (SAMPLED | RANDOM),
-            state: None,
-        })
+        let has_ids = trace != [0; 16] && span != [0; 8];
+        (is_whole && has_ids).then_some(Self { trace, span, flags: flags & (SAMPLED | RANDOM), state: None })
     }
 
-    /// Extracts the context of a message from its `_meta`.
+    /// Reads the context of a message from its `_meta`; `None` without a valid `traceparent`.
     pub fn from_meta(meta: &JsonObject) -> Option<Self> {
-        let parent = Self::parse(&meta.string(PARENT)?)?;
-        Some(parent.with_state(meta.string(STATE).as_deref()))
+        let parent = Self::parse(&meta.string(TRACEPARENT)?)?;
+        Some(parent.with_state(meta.string(TRACESTATE).as_deref()))
     }
 
-    /// Extracts the context of a request from its headers. A repeated `traceparent` is ignored, because it is
-    /// ambiguous.
+    /// Reads the context of a request from its headers; `None` without a valid `traceparent`. A repeated
+    /// `traceparent` is ignored, because it is ambiguous.
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let mut parents = headers.get_all(PARENT_HEADER).iter();
         let parent = Self::parse(parents.next()?.to_str().ok()?)?;
@@ -79,57 +77,60 @@ impl TraceContext {
             return None;
         }
         let states: Option<Vec<_>> =
-            headers.get_all(STATE_HEADER).iter().map(|it| it.to_str().ok()).collect();
+            headers.get_all(STATE_HEADER).iter().map(|line| line.to_str().ok()).collect();
         Some(parent.with_state(states.filter(|all| !all.is_empty()).map(|all| all.join(",")).as_deref()))
     }
 
+    /// The context with this `tracestate`; without one if it is too long or not visible ASCII.
     fn with_state(self, state: Option<&str>) -> Self {
-        let is_fit = |text: &&str| {
+        let is_valid = |text: &&str| {
             !text.is_empty()
-                && text.len() <= STATE_CHARS
+                && text.len() <= MAX_STATE_CHARS
                 && text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
         };
-        Self { state: state.filter(is_fit).map(Arc::from), ..self }
+        Self { state: state.filter(is_valid).map(Arc::from), ..self }
     }
 
-    /// The same trace, at another span.
+    /// The same trace with another span id.
     pub fn with_span(&self, span: [u8; 8]) -> Self {
         Self { span, ..self.clone() }
     }
 
+    /// Whether the sender records the trace ([`SAMPLED`]).
     pub const fn is_sampled(&self) -> bool {
         self.flags & SAMPLED != 0
     }
 
-    /// Writes the context to `_meta`, replacing any other.
+    /// Writes the context to `_meta`, in place of any context there.
     pub fn write_to_meta(&self, meta: &mut ObjectEdit<'_>) {
-        meta.set(PARENT, format!("\"{self}\""));
+        meta.set(TRACEPARENT, format!("\"{self}\""));
         match &self.state {
-            Some(state) => meta.set(STATE, quoted(state)),
-            None => meta.remove(STATE),
+            Some(state) => meta.set(TRACESTATE, quoted(state)),
+            None => meta.remove(TRACESTATE),
         };
     }
 
-    /// A `_meta` object with the context and these members (`"key":value`).
+    /// Builds a `_meta` object from these members (`"key":value`, raw JSON, separated by commas) and the
+    /// context.
     pub fn meta_with(&self, members: &str) -> Bytes {
         let mut meta =
-            format!(r#"{{{members}{}"{PARENT}":"{self}""#, if members.is_empty() { "" } else { "," });
+            format!(r#"{{{members}{}"{TRACEPARENT}":"{self}""#, if members.is_empty() { "" } else { "," });
         if let Some(state) = &self.state {
-            meta.push_str(&format!(r#","{STATE}":{}"#, quoted(state)));
+            meta.push_str(&format!(r#","{TRACESTATE}":{}"#, quoted(state)));
         }
         meta.push('}');
         meta.into()
     }
 
-    /// The request or notification with the context in its `_meta`. `None`, and the message stays unchanged,
-    /// if it has no object of parameters or its `_meta` is no object.
+    /// Returns the request or notification with the context in its `_meta`. `None` if its `params` or its
+    /// `_meta` is no object; the message is then sent unchanged.
     pub fn inject(&self, message: &Frame) -> Option<Bytes> {
         let params = message.params()?;
         let object = params.object()?;
         let mut patch = BytesPatch::new(message.as_bytes().clone());
         match params.meta() {
-            Some(about) => {
-                let mut edit = ObjectEdit::new(about);
+            Some(meta) => {
+                let mut edit = ObjectEdit::new(meta);
                 self.write_to_meta(&mut edit);
                 edit.add_to(&mut patch);
             }
@@ -143,7 +144,7 @@ impl TraceContext {
         Some(patch.apply())
     }
 
-    /// Writes the context to headers, replacing any other.
+    /// Writes the context to headers, in place of any context there.
     pub fn write_to_headers(&self, headers: &mut HeaderMap) {
         let value = |text: &str| HeaderValue::from_str(text).expect("it is visible ASCII");
         headers.insert(PARENT_HEADER, value(&self.to_string()));
@@ -166,8 +167,8 @@ fn quoted(text: &str) -> String {
     serde_json::to_string(text).expect("a string is written to memory")
 }
 
-/// `N` bytes in lower-case hexadecimal digits.
-fn digits<const N: usize>(text: &str) -> Option<[u8; N]> {
+/// Parses `N` bytes in lower-case hexadecimal digits.
+fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
         b'a'..=b'f' => Some(byte - b'a' + 10),
@@ -285,7 +286,7 @@ mod tests {
             TraceContext::from_headers(&headers(&[(PARENT_HEADER, TEXT), (PARENT_HEADER, TEXT)])),
             None
         );
-        let long = "x".repeat(STATE_CHARS + 1);
+        let long = "x".repeat(MAX_STATE_CHARS + 1);
         let read = TraceContext::from_headers(&headers(&[(PARENT_HEADER, TEXT), (STATE_HEADER, &long)]));
         assert_eq!(read, Some(context()), "the parent holds without it");
     }

@@ -274,7 +274,7 @@ fn reply_stream(mut source: impl ReplySource) -> ReplyStream {
 
 /// Responds to `server/discover` with the description of the server.
 async fn discover(shared: &RouteContext, call: &Call, caller: &Caller) -> CallReply {
-    match shared.upstream.describe(&CallerIdentity::of(caller)).await {
+    match shared.upstream.describe(&CallerIdentity::from_caller(caller)).await {
         Ok(server) => {
             let result = describe::build_discover_result(describe::ServerDescription {
                 capabilities: &server.capabilities,

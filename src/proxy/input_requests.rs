@@ -138,7 +138,7 @@ pub(super) async fn resume_parked(
         Err(MailboxFull) => return Err(Box::new(queue_full_reply(call))),
     }
     // Needed only for the server info in a task's handle.
-    let server = shared.upstream.describe(&CallerIdentity::of(caller)).await;
+    let server = shared.upstream.describe(&CallerIdentity::from_caller(caller)).await;
     let server = server.unwrap_or_else(|_| Arc::new(UpstreamDescription::unknown()));
     Err(Box::new(late_retry_reply(shared, call, &server, (id, *is_local), declares_tasks).await))
 }

@@ -106,9 +106,9 @@ impl ListenStream {
             let error = reply::rate_limit_error("limits.listens_per_principal");
             Box::new(reply::refuse(&self.call, StatusCode::TOO_MANY_REQUESTS, &error))
         })?;
-        let identity = CallerIdentity::of(&self.caller);
+        let identity = CallerIdentity::from_caller(&self.caller);
         // Subscribed before the server is described: no change is missed.
-        let reports = self.shared.upstream.watch(self.caller.principal);
+        let reports = self.shared.upstream.subscribe_changes(self.caller.principal);
         let server = self.shared.upstream.describe(&identity).await.map_err(|call_error| {
             Box::new(reply::call_end_reply(&self.call, &self.shared.route, CallEnd::Lost(call_error), None))
         })?;

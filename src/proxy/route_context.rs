@@ -186,7 +186,7 @@ impl RouteContext {
             clock: &self.clock,
             closing: &self.closing,
             caller,
-            next_id: own_ids::next,
+            next_id: own_ids::next_in_pool,
         };
         self.tool_lists.get(reader).await
     }

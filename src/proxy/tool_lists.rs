@@ -277,7 +277,7 @@ async fn request_page(
     };
     let call = Arc::new(modern::build_call(&Method::ToolsList, &params));
     let mut replies =
-        upstream.call(OutgoingCall { id, call, caller: CallerIdentity::of(caller), deferral: None });
+        upstream.call(OutgoingCall { id, call, caller: CallerIdentity::from_caller(caller), deferral: None });
     loop {
         match replies.next().await? {
             UpstreamEvent::Final(response) => return response.client_result(&Method::ToolsList).ok(),

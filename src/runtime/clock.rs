@@ -1,7 +1,7 @@
 //! The only place that reads the time.
 //!
-//! There are three kinds of time: [`std::time::Instant`] for waiting, [`Timestamp`] for values that are stored, and
-//! [`WallTime`] for values that are displayed. Everywhere else all are arguments.
+//! There are three kinds of time: [`std::time::Instant`] for waiting, [`Timestamp`] for values that are
+//! stored, and [`WallTime`] for values that are displayed. Other code gets them as arguments.
 
 use super::{PooledTimer, TimerKind, or_pending};
 use std::{
@@ -14,56 +14,56 @@ pub use crate::protocol::{ClockOffset, ClockReading, Timestamp, WallTime};
 
 /// A source of the current time.
 pub trait Clock: Send + Sync + 'static {
-    /// The time for waiting.
+    /// The monotonic time, for waiting and for durations.
     fn now(&self) -> Instant;
 
-    /// The time for values that are stored.
+    /// The time on the steady time line, for values that are stored.
     fn timestamp(&self) -> Timestamp;
 
-    /// The same time with the offset of the wall clock, for values that are displayed. A [`SteadyClock`] also reads the
-    /// wall clock.
+    /// The time on the steady time line, and the offset of the wall clock from it, for values that are
+    /// displayed. A [`SteadyClock`] also reads the wall clock here; the default offset is zero.
     fn reading(&self) -> ClockReading {
         ClockReading { time: self.timestamp(), offset: ClockOffset::ZERO }
     }
 }
 
-/// The system's clock. It reads tokio's clock, so a test that pauses time pauses this too.
+/// The system's clock. It uses tokio's clock, so a test that pauses time pauses this clock too.
 ///
-/// The wall clock is read once and advanced by the monotonic one: displayed times are wrong once the wall clock is
-/// stepped. Stores use a [`SteadyClock`].
+/// The wall clock is read once and advanced by the monotonic clock, so displayed times are wrong once the
+/// wall clock is stepped. Stores use a [`SteadyClock`].
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
     started: Instant,
     started_at: Timestamp,
 }
 
-/// The clock of a store: a time line that continues from one process to the next and that steps of the wall clock do not
-/// move, with the offset of the wall clock.
+/// The clock of a store: a time line that continues from one process to the next and that steps of the wall
+/// clock do not move, with the offset of the wall clock from it.
 ///
-/// While a process runs, the line advances with tokio's (monotonic) clock. Only the wall clock knows how much time passed
-/// between two processes: [`SteadyClock::resume`] reads it.
+/// While a process runs, the time line advances with tokio's (monotonic) clock. Only the wall clock shows how
+/// much time passed between two processes: [`SteadyClock::resume`] reads it.
 pub struct SteadyClock {
-    line: SystemClock,
-    wall: Box<ReadWall>,
-    /// Offset in milliseconds, as of the last step.
+    steady: SystemClock,
+    read_wall: Box<WallClockReader>,
+    /// The offset of the wall clock in milliseconds, as of its last step.
     offset: AtomicI64,
 }
 
-/// Reads the wall clock.
-type ReadWall = dyn Fn() -> WallTime + Send + Sync;
+/// A function that reads the wall clock.
+type WallClockReader = dyn Fn() -> WallTime + Send + Sync;
 
-/// Difference of the wall clock that does not change the offset: the two clocks are read in succession, and the wall
-/// clock may be slewed.
+/// Maximum change of the wall clock's offset that does not count as a step: the two clocks are read in
+/// succession, and the wall clock may be slewed.
 const STEP_TOLERANCE: Duration = Duration::from_secs(1);
 
-/// The wall clock, for the log alone: its lines must have the same time as those of other programs on this
-/// machine, even where the clock is stepped.
+/// The wall clock's current time, for the log: log lines must have the same time as those of other programs
+/// on this machine, even where the clock is stepped.
 #[expect(clippy::disallowed_methods, reason = "this is the one place")]
 pub fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-/// Time of the wall clock, in milliseconds. A time before the epoch counts as the epoch.
+/// The wall clock's current time. A time before the epoch counts as the epoch.
 pub fn wall_time() -> WallTime {
     let since_epoch = wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
     WallTime::from_millis(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
@@ -72,8 +72,9 @@ pub fn wall_time() -> WallTime {
 // === impl SystemClock ===
 
 impl SystemClock {
+    /// Reads the wall clock, and starts the time line there.
     pub fn new() -> Self {
-        Self::starting_at(wall_time().on_line(ClockOffset::ZERO))
+        Self::starting_at(wall_time().to_timestamp(ClockOffset::ZERO))
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the one place")]
@@ -102,54 +103,59 @@ impl Clock for SystemClock {
 // === impl SteadyClock ===
 
 impl SteadyClock {
-    /// Continues after the last stored reading; a new line starts at the wall clock. `wall` reads the wall clock.
+    /// Continues the time line after the last stored reading (`stored`); without one, a new time line starts
+    /// at the wall clock. `read_wall` reads the wall clock.
     ///
-    /// The wall clock says how much time has passed since; none if it was set back. So no result is kept for years
-    /// because the clock had been far ahead, and no task is older than one that was created before it.
-    pub fn resume(kept: Option<ClockReading>, wall: impl Fn() -> WallTime + Send + Sync + 'static) -> Self {
-        let found = wall();
-        let time = match kept {
-            Some(kept) => found.on_line(kept.offset).max(kept.time),
-            None => found.on_line(ClockOffset::ZERO),
+    /// The time that has passed since the stored reading is that of the wall clock, or none if the wall clock
+    /// was set back. So no result is kept for years because the clock had been far ahead, and no task is
+    /// older than one that was created before it.
+    pub fn resume(
+        stored: Option<ClockReading>,
+        read_wall: impl Fn() -> WallTime + Send + Sync + 'static,
+    ) -> Self {
+        let current = read_wall();
+        let time = match stored {
+            Some(stored) => current.to_timestamp(stored.offset).max(stored.time),
+            None => current.to_timestamp(ClockOffset::ZERO),
         };
         Self {
-            line: SystemClock::starting_at(time),
-            wall: Box::new(wall),
-            offset: AtomicI64::new(found.ahead_of(time).as_millis()),
+            steady: SystemClock::starting_at(time),
+            read_wall: Box::new(read_wall),
+            offset: AtomicI64::new(current.offset_from(time).as_millis()),
         }
     }
 }
 
 impl Clock for SteadyClock {
     fn now(&self) -> Instant {
-        self.line.now()
+        self.steady.now()
     }
 
     fn timestamp(&self) -> Timestamp {
-        self.line.timestamp()
+        self.steady.timestamp()
     }
 
     fn reading(&self) -> ClockReading {
         let time = self.timestamp();
-        let found = (self.wall)().ahead_of(time);
-        let known = ClockOffset::from_millis(self.offset.load(Ordering::Relaxed));
-        if found.differs_by(known) <= STEP_TOLERANCE {
-            return ClockReading { time, offset: known };
+        let current = (self.read_wall)().offset_from(time);
+        let stored = ClockOffset::from_millis(self.offset.load(Ordering::Relaxed));
+        if current.abs_diff(stored) <= STEP_TOLERANCE {
+            return ClockReading { time, offset: stored };
         }
-        // If two threads find a step at once, either offset is right.
-        self.offset.store(found.as_millis(), Ordering::Relaxed);
-        ClockReading { time, offset: found }
+        // If two threads notice a step at once, either offset is right.
+        self.offset.store(current.as_millis(), Ordering::Relaxed);
+        ClockReading { time, offset: current }
     }
 }
 
 impl fmt::Debug for SteadyClock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { line, offset, .. } = self;
-        f.debug_struct("SteadyClock").field("line", line).field("offset", offset).finish_non_exhaustive()
+        let Self { steady, offset, .. } = self;
+        f.debug_struct("SteadyClock").field("line", steady).field("offset", offset).finish_non_exhaustive()
     }
 }
 
-/// Resolves at `due`; never for `None`.
+/// Waits until `due`; for ever if it is `None`.
 pub async fn wait_until(due: Option<Instant>) {
     or_pending(due.map(|due| PooledTimer::at(due, TimerKind::Response))).await;
 }
@@ -185,7 +191,7 @@ mod tests {
     }
 
     fn millis(reading: ClockReading) -> (u64, u64) {
-        (reading.time.as_millis(), reading.wall().as_millis())
+        (reading.time.as_millis(), reading.wall_time().as_millis())
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,9 +1,9 @@
 //! The limit on connections to servers.
 //!
-//! Each connection holds a [`ConnectionPermit`]. Without a free permit, the owners of idle connections are
+//! Each connection holds a [`ConnectionPermit`]. If no permit is free, the owners of idle connections are
 //! requested to close some ([`ConnectionReclaimer`]), and the caller waits. Control messages (a response, a
-//! cancellation, the end of a session) must not wait for calls that may wait for them in turn: they have a
-//! few permits of their own.
+//! cancellation, the end of a session) must not wait for calls, because those calls may wait for them:
+//! control messages have a few permits of their own.
 
 use super::{Mutex, resize_semaphore};
 use std::{
@@ -26,26 +26,27 @@ pub struct ConnectionLimiter(Arc<LimiterState>);
 struct LimiterState {
     limit: AtomicUsize,
     permits: Arc<Semaphore>,
-    /// Permits for control messages, when no others are free.
+    /// Permits that only control messages may use, when no others are free.
     reserved: Arc<Semaphore>,
-    /// Locked to add a reclaimer, and to call them all.
+    /// The owners of idle connections. Locked to add one, and to copy the list.
     reclaimers: Mutex<Vec<Weak<dyn ConnectionReclaimer>>>,
-    /// Sessions have been requested to close, and a caller waits for the result.
+    /// Owners have been requested to close sessions, and the caller that requested it still waits.
     has_relief_request: AtomicBool,
 }
 
-/// A caller that waits for sessions to close; others need not request it meanwhile.
+/// A request to close idle sessions, until its caller has a permit. Meanwhile no other caller makes such a
+/// request.
 #[derive(Debug)]
 pub struct ReliefRequest<'a>(&'a AtomicBool);
 
-/// Permit of one connection, released when dropped.
+/// The permit of one connection, released when dropped. The default value is that of an unlimited network.
 #[derive(Debug, Default)]
 pub struct ConnectionPermit {
     _permit: Option<OwnedSemaphorePermit>,
     is_reserved: bool,
 }
 
-/// An owner of idle connections.
+/// An owner of idle connections, which can be requested to close them.
 pub trait ConnectionReclaimer: Send + Sync {
     /// Closes connections that wait for their next request; returns whether there were any.
     fn close_idle(&self) -> bool;
@@ -54,17 +55,17 @@ pub trait ConnectionReclaimer: Send + Sync {
     fn close_sessions(&self);
 }
 
-/// Permits for control messages. Their descriptors come out of the reserve of
+/// Number of permits for control messages. Their descriptors are part of the reserve of
 /// [`DescriptorLimit`](super::DescriptorLimit).
 const RESERVED_PERMITS: usize = 16;
 
-/// Interval between two calls of the reclaimers while a caller waits.
+/// Interval between two requests to close idle connections while a caller waits.
 const RECLAIM_INTERVAL: Duration = Duration::from_millis(250);
 
 // === impl ConnectionLimiter ===
 
 impl ConnectionLimiter {
-    /// A limit of `limit` connections, at least one.
+    /// Creates a limit of `limit` connections, at least one.
     pub fn new(limit: usize) -> Self {
         Self(Arc::new(LimiterState {
             limit: AtomicUsize::new(limit),
@@ -75,25 +76,26 @@ impl ConnectionLimiter {
         }))
     }
 
-    /// Limit on connections.
+    /// The current limit.
     pub fn limit(&self) -> usize {
         self.0.limit.load(Ordering::Relaxed)
     }
 
     /// Changes the limit. Surplus connections stay open, and their permits are not reused.
     pub fn set_limit(&self, limit: usize) {
-        let before = self.0.limit.swap(limit, Ordering::Relaxed);
-        resize_semaphore(&self.0.permits, at_least_one(before), at_least_one(limit));
+        let previous = self.0.limit.swap(limit, Ordering::Relaxed);
+        resize_semaphore(&self.0.permits, at_least_one(previous), at_least_one(limit));
     }
 
-    /// Registers a reclaimer, called when no permit is free.
-    pub fn register(&self, reclaimer: Weak<dyn ConnectionReclaimer>) {
+    /// Registers an owner of idle connections, which is called when no permit is free.
+    pub fn register_reclaimer(&self, reclaimer: Weak<dyn ConnectionReclaimer>) {
         let mut reclaimers = self.0.reclaimers.lock();
         reclaimers.retain(|reclaimer| reclaimer.strong_count() > 0);
         reclaimers.push(reclaimer);
     }
 
-    /// A permit for one connection; waits for a free one.
+    /// Acquires a permit for one connection, and waits for a free one. A control message (`is_control`) may
+    /// also use a reserved permit.
     pub async fn acquire(&self, is_control: bool) -> ConnectionPermit {
         let LimiterState { permits, reserved, .. } = &*self.0;
         if let Ok(permit) = Arc::clone(permits).try_acquire_owned() {
@@ -102,13 +104,13 @@ impl ConnectionLimiter {
         if is_control && let Ok(permit) = Arc::clone(reserved).try_acquire_owned() {
             return ConnectionPermit { _permit: Some(permit), is_reserved: true };
         }
-        let waiting = Arc::clone(permits).acquire_owned();
-        tokio::pin!(waiting);
+        let acquiring = Arc::clone(permits).acquire_owned();
+        tokio::pin!(acquiring);
         loop {
             let _relief = self.reclaim();
             tokio::select! {
                 biased;
-                permit = &mut waiting => {
+                permit = &mut acquiring => {
                     let permit = permit.expect("the semaphore is never closed");
                     return ConnectionPermit { _permit: Some(permit), is_reserved: false };
                 }
@@ -117,15 +119,16 @@ impl ConnectionLimiter {
         }
     }
 
-    /// Closes idle connections: first those that are cheap to open again. Of concurrent callers only one gets
-    /// sessions closed; otherwise no connection would be left to reuse.
+    /// Requests owners to close idle connections: first those that are cheap to open again, and only if there
+    /// are none the streams of idle sessions. Of concurrent callers only one gets sessions closed (it gets
+    /// the [`ReliefRequest`], to be held while it waits); otherwise no session would be left to reuse.
     pub fn reclaim(&self) -> Option<ReliefRequest<'_>> {
         let reclaimers: Vec<_> = {
             let reclaimers = self.0.reclaimers.lock();
             reclaimers.iter().filter_map(Weak::upgrade).collect()
         };
-        let idle = reclaimers.iter().filter(|reclaimer| reclaimer.close_idle()).count();
-        let relief = (idle == 0 && !self.0.has_relief_request.swap(true, Ordering::AcqRel))
+        let with_idle = reclaimers.iter().filter(|reclaimer| reclaimer.close_idle()).count();
+        let relief = (with_idle == 0 && !self.0.has_relief_request.swap(true, Ordering::AcqRel))
             .then(|| ReliefRequest(&self.0.has_relief_request));
         if relief.is_some() {
             reclaimers.iter().for_each(|reclaimer| reclaimer.close_sessions());
@@ -149,7 +152,7 @@ impl Drop for ReliefRequest<'_> {
 // === impl ConnectionPermit ===
 
 impl ConnectionPermit {
-    /// Whether its connection must not be kept for another request.
+    /// Whether this is a permit for control messages: its connection must not be kept for another request.
     pub fn is_reserved(&self) -> bool {
         self.is_reserved
     }
@@ -184,7 +187,7 @@ mod tests {
         let limiter = ConnectionLimiter::new(2);
         let reclaimer = Arc::new(PermitHolder::default());
         let as_reclaimer: Arc<dyn ConnectionReclaimer> = reclaimer.clone();
-        limiter.register(Arc::downgrade(&as_reclaimer));
+        limiter.register_reclaimer(Arc::downgrade(&as_reclaimer));
         *reclaimer.idle.lock() = Some(limiter.acquire(false).await);
         *reclaimer.session.lock() = Some(limiter.acquire(false).await);
         let first = limiter.acquire(false).await;

@@ -1,4 +1,4 @@
-//! Orderly shutdown: one signal to all tasks, and a wait until tracked work has ended.
+//! Orderly shutdown: one stop signal to all tasks, and a wait until tracked work has ended.
 
 use super::{Mutex, PerThread, spawn_on};
 use pin_project::pin_project;
@@ -14,50 +14,50 @@ use std::{
 };
 use tokio::{runtime::Handle, sync::Notify};
 
-/// Owner of a shutdown signal and of the count of tracked work.
+/// The owner of a stop signal, which can send it and wait until the tracked work has ended.
 #[derive(Debug)]
 pub struct Drain {
     signal: Arc<StopSignal>,
     tracker: Arc<TaskTracker>,
 }
 
-/// Receiver of the shutdown signal, and tracker of work; cheap to clone.
+/// The receiver of a [`Drain`]'s stop signal, by which work is also tracked; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct DrainWatch {
     signal: Arc<StopSignal>,
     tracker: Arc<TaskTracker>,
-    /// The watch that this one is a child of.
+    /// The watch whose signal also stops this one.
     parent: Option<Arc<Self>>,
 }
 
-/// Sent once, to all waiters. Each call waits for several signals, so starting to wait and checking are
-/// cheap.
+/// A signal that is sent once, to all waiters. Each call waits for several signals, so starting to wait and
+/// checking are cheap.
 #[derive(Debug, Default)]
 struct StopSignal {
     is_triggered: AtomicBool,
-    /// Lists of waiters, several so that threads rarely contend for the lock of one.
+    /// Lists of waiters, one per thread so that threads rarely contend for a list's lock.
     waiters: PerThread<Notify>,
 }
 
-/// Counts of tracked work. Each call is tracked, so the counts are per thread to avoid contention.
+/// Counts tracked work. Each call is tracked, so the counts are per thread to avoid contention.
 #[derive(Debug)]
 struct TaskTracker {
     counts: PerThread<Arc<TaskCount>>,
     idle: Arc<IdleNotify>,
-    /// Counts of the children, for as long as work may be tracked there.
+    /// The counts of each child tracker, for as long as work may be tracked there.
     children: Mutex<Vec<Vec<Arc<TaskCount>>>>,
 }
 
-/// Work that began on some of the threads.
+/// The work that began on one thread or a few threads.
 #[derive(Debug)]
 struct TaskCount {
-    /// Active tasks in the lower half; tasks ever begun in the upper half, which shows whether any came and
-    /// went while the other counts were read.
+    /// The number of active tasks in the lower half, and of all tasks ever begun in the upper half. The
+    /// latter shows whether a task began and ended while the other counts were read.
     state: AtomicU64,
     idle: Arc<IdleNotify>,
 }
 
-/// Notified when a count falls to zero, if a waiter is registered.
+/// Notifies waiters when a count falls to zero, if a waiter is registered.
 #[derive(Debug, Default)]
 struct IdleNotify {
     is_awaited: AtomicBool,
@@ -66,7 +66,7 @@ struct IdleNotify {
     parent: Option<Arc<Self>>,
 }
 
-/// A unit of tracked work, until dropped.
+/// One unit of work that a drain waits for, until dropped.
 #[derive(Debug)]
 pub struct TaskToken(Arc<TaskCount>);
 
@@ -75,22 +75,23 @@ pub struct TaskToken(Arc<TaskCount>);
 struct TrackedFuture<F> {
     #[pin]
     work: F,
-    _counted: TaskToken,
+    _token: TaskToken,
 }
 
-/// One begun and active task, in [`TaskCount::state`].
-const ONE: u64 = (1 << 32) | 1;
+/// One task that has begun and is active, in [`TaskCount::state`].
+const ONE_TASK: u64 = (1 << 32) | 1;
 /// Mask of the active tasks in [`TaskCount::state`].
-const AT_WORK: u64 = (1 << 32) - 1;
+const ACTIVE_MASK: u64 = (1 << 32) - 1;
 
 // === impl Drain ===
 
 impl Drain {
+    /// Creates a drain without tracked work, and its watch.
     pub fn new() -> (Self, DrainWatch) {
-        Self::of(Arc::new(TaskTracker::new(None)), None)
+        Self::with_tracker(Arc::new(TaskTracker::new(None)), None)
     }
 
-    fn of(tracker: Arc<TaskTracker>, parent: Option<Arc<DrainWatch>>) -> (Self, DrainWatch) {
+    fn with_tracker(tracker: Arc<TaskTracker>, parent: Option<Arc<DrainWatch>>) -> (Self, DrainWatch) {
         let signal = Arc::<StopSignal>::default();
         (
             Self { signal: Arc::clone(&signal), tracker: Arc::clone(&tracker) },
@@ -98,33 +99,33 @@ impl Drain {
         )
     }
 
-    /// Sends the signal and waits, at most `limit`, until all work has ended. Returns the number of
+    /// Sends the stop signal and waits, at most `limit`, until all work has ended. Returns the number of
     /// unfinished tasks.
     pub async fn stop(self, limit: Duration) -> usize {
         self.start();
         let _ = tokio::time::timeout(limit, self.completed()).await;
-        self.unfinished()
+        self.active_count()
     }
 
-    /// Sends the signal.
+    /// Sends the stop signal.
     pub fn start(&self) {
         self.signal.trigger();
     }
 
-    /// Waits until there is no work. Sends no signal.
+    /// Waits until no tracked work is active. Sends no signal.
     pub async fn completed(&self) {
         self.tracker.wait_idle().await;
     }
 
-    /// Number of active tasks.
-    pub fn unfinished(&self) -> usize {
-        let at_work = |count: u64| usize::try_from(count & AT_WORK).unwrap_or(usize::MAX);
-        self.tracker.states().into_iter().map(at_work).sum()
+    /// The number of tracked tasks that have not ended.
+    pub fn active_count(&self) -> usize {
+        let active = |count: u64| usize::try_from(count & ACTIVE_MASK).unwrap_or(usize::MAX);
+        self.tracker.states().into_iter().map(active).sum()
     }
 }
 
 impl Drop for Drain {
-    /// Sends the signal: a dropped drain cannot be waited for.
+    /// Sends the stop signal, because no one can send it later.
     fn drop(&mut self) {
         self.signal.trigger();
     }
@@ -142,8 +143,8 @@ impl StopSignal {
         self.is_triggered.load(SeqCst)
     }
 
-    async fn triggered(&self) {
-        // Register before the check: a waiter that is created before the waiters are woken is woken.
+    async fn wait_triggered(&self) {
+        // Register before the check: a signal that is sent in between wakes the registered waiter.
         let woken = self.waiters.local().notified();
         if !self.is_triggered() {
             woken.await;
@@ -155,52 +156,53 @@ impl StopSignal {
 
 impl TaskTracker {
     fn new(parent: Option<Arc<IdleNotify>>) -> Self {
-        let end = Arc::new(IdleNotify { parent, ..IdleNotify::default() });
-        let count = || Arc::new(TaskCount { state: AtomicU64::new(0), idle: Arc::clone(&end) });
-        Self { counts: PerThread::from_fn(count), idle: Arc::clone(&end), children: Mutex::default() }
+        let idle = Arc::new(IdleNotify { parent, ..IdleNotify::default() });
+        let count = || Arc::new(TaskCount { state: AtomicU64::new(0), idle: Arc::clone(&idle) });
+        Self { counts: PerThread::from_fn(count), idle: Arc::clone(&idle), children: Mutex::default() }
     }
 
-    /// A tracker whose work counts here too.
+    /// Creates a tracker whose work this tracker counts, too.
     fn child(&self) -> Self {
-        let part = Self::new(Some(Arc::clone(&self.idle)));
-        let mut parts = self.children.lock();
-        // No other reference to these counts is left, so no task can be active in them.
-        parts.retain(|counts| counts.iter().any(|count| Arc::strong_count(count) > 1));
-        parts.push(part.counts.iter().cloned().collect());
-        part
+        let child = Self::new(Some(Arc::clone(&self.idle)));
+        let mut children = self.children.lock();
+        // Forget children to whose counts there is no other reference: no task can be active in them.
+        children.retain(|counts| counts.iter().any(|count| Arc::strong_count(count) > 1));
+        children.push(child.counts.iter().cloned().collect());
+        child
     }
 
     fn track(&self) -> TaskToken {
         let count = Arc::clone(self.counts.local());
-        count.state.fetch_add(ONE, SeqCst);
+        count.state.fetch_add(ONE_TASK, SeqCst);
         TaskToken(count)
     }
 
     fn states(&self) -> Vec<u64> {
-        let parts = self.children.lock();
-        let all = self.counts.iter().chain(parts.iter().flatten());
+        let children = self.children.lock();
+        let all = self.counts.iter().chain(children.iter().flatten());
         all.map(|count| count.state.load(SeqCst)).collect()
     }
 
-    /// Whether there was a moment without active tasks. Equal sums are not enough, because tasks may have
-    /// begun and ended between the reads; all states must be equal twice.
+    /// Whether no task was active at some moment during this call. Equal sums are not enough, because tasks
+    /// may have begun and ended between the reads; all states must be equal twice.
     fn is_idle(&self) -> bool {
-        let mut seen = self.states();
+        let mut previous = self.states();
         loop {
-            if seen.iter().any(|state| state & AT_WORK > 0) {
+            if previous.iter().any(|state| state & ACTIVE_MASK > 0) {
                 return false;
             }
-            let again = self.states();
-            if again == seen {
+            let current = self.states();
+            if current == previous {
                 return true;
             }
-            seen = again;
+            previous = current;
         }
     }
 
     async fn wait_idle(&self) {
         loop {
-            // Register before the check: a task that ends later notifies, and one that has ended is counted.
+            // Register before the check: a task that ends after it notifies this waiter, and one that ended
+            // before it is counted.
             let notified = self.idle.notify.notified();
             self.idle.is_awaited.store(true, SeqCst);
             if self.is_idle() {
@@ -228,8 +230,8 @@ impl IdleNotify {
 
 impl Drop for TaskToken {
     fn drop(&mut self) {
-        let before = self.0.state.fetch_sub(1, SeqCst);
-        if before & AT_WORK == 1 {
+        let previous = self.0.state.fetch_sub(1, SeqCst);
+        if previous & ACTIVE_MASK == 1 {
             self.0.idle.notify();
         }
     }
@@ -248,21 +250,21 @@ impl<F: Future> Future for TrackedFuture<F> {
 // === impl DrainWatch ===
 
 impl DrainWatch {
-    /// A child: it stops with this watch or before it, and both wait for its work.
+    /// Creates a child drain: it stops with this watch or before, and both drains wait for its work.
     pub fn child(&self) -> (Drain, Self) {
-        Drain::of(Arc::new(self.tracker.child()), Some(Arc::new(self.clone())))
+        Drain::with_tracker(Arc::new(self.tracker.child()), Some(Arc::new(self.clone())))
     }
 
-    /// Resolves when the signal is sent.
+    /// Resolves when the stop signal is sent.
     pub async fn stopped(&self) {
         match &self.parent {
-            None => self.signal.triggered().await,
-            // Boxed: few tasks wait for a child.
+            None => self.signal.wait_triggered().await,
+            // Boxed, because few tasks wait for a child.
             Some(parent) => {
                 Box::pin(async {
                     tokio::select! {
-                        () = self.signal.triggered() => {}
-                        () = parent.signal.triggered() => {}
+                        () = self.signal.wait_triggered() => {}
+                        () = parent.signal.wait_triggered() => {}
                     }
                 })
                 .await;
@@ -270,18 +272,19 @@ impl DrainWatch {
         }
     }
 
+    /// Whether the stop signal has been sent.
     pub fn is_stopped(&self) -> bool {
         self.signal.is_triggered() || self.parent.as_ref().is_some_and(|parent| parent.is_stopped())
     }
 
-    /// Work that the drain waits for until the token is dropped.
+    /// Registers work that the drain waits for until the token is dropped.
     pub fn track(&self) -> TaskToken {
         self.tracker.track()
     }
 
-    /// Spawns work that the drain waits for.
+    /// Spawns a task that the drain waits for.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        spawn_on(TrackedFuture { work, _counted: self.track() }, &Handle::current());
+        spawn_on(TrackedFuture { work, _token: self.track() }, &Handle::current());
     }
 }
 
@@ -341,12 +344,12 @@ mod tests {
         let [(one, first), (_other, second)] = [stopping.child(), stopping.child()];
         let work = first.track();
         first.spawn(std::future::ready(()));
-        assert_eq!((parent.unfinished(), one.unfinished()), (2, 2));
+        assert_eq!((parent.active_count(), one.active_count()), (2, 2));
         tokio::task::yield_now().await;
         one.start();
         first.stopped().await;
         assert!(first.is_stopped() && !second.is_stopped() && !stopping.is_stopped());
-        assert_eq!((parent.unfinished(), one.unfinished()), (1, 1));
+        assert_eq!((parent.active_count(), one.active_count()), (1, 1));
         drop(work);
         one.completed().await;
         parent.start();
@@ -411,7 +414,7 @@ mod tests {
             part.track()
         };
         drop(stopping.child());
-        assert_eq!((parent.unfinished(), parent.tracker.children.lock().len()), (1, 2));
+        assert_eq!((parent.active_count(), parent.tracker.children.lock().len()), (1, 2));
         drop(work);
         parent.completed().await;
         drop(stopping.child());
@@ -426,7 +429,7 @@ mod tests {
         let over = drain.completed();
         tokio::pin!(over);
         assert!(futures_util::poll!(&mut over).is_pending());
-        assert_eq!(drain.unfinished(), 1);
+        assert_eq!(drain.active_count(), 1);
         drop(work);
         over.await;
     }

@@ -44,7 +44,7 @@ pub use sync::{Mutex, spawn_on};
 
 use futures_util::future::{Either, pending};
 
-/// Waits for `future`; for ever for `None`.
+/// Waits for `future`; for ever if it is `None`.
 pub fn or_pending<F: Future>(future: Option<F>) -> impl Future<Output = F::Output> {
     future.map_or_else(|| Either::Right(pending()), Either::Left)
 }

@@ -27,7 +27,7 @@ use tower_service::Service;
 
 use super::{ConnectionLimiter, ConnectionPermit, Mutex};
 
-/// A network.
+/// A network on which the proxy listens and connects.
 #[derive(Clone, Debug, Default)]
 pub enum Network {
     /// The system's network.
@@ -35,13 +35,14 @@ pub enum Network {
     System,
     /// The system's network, with a limit on connections to servers.
     Limited(ConnectionLimiter),
+    /// A simulated network within this process.
     Pipes(PipeNetwork),
 }
 
-/// A network within this process: listeners by address. Cheap to clone; clones share the listeners.
+/// A simulated network within this process: listeners by address. Cheap to clone; clones share the listeners.
 #[derive(Clone, Debug, Default)]
 pub struct PipeNetwork {
-    /// Locked for a few lines each time.
+    /// The listeners. Locked only briefly.
     listeners: Arc<Mutex<HashMap<SocketAddr, mpsc::UnboundedSender<DuplexStream>>>>,
 }
 
@@ -58,7 +59,7 @@ enum ListenerKind {
     Pipes(mpsc::UnboundedReceiver<DuplexStream>),
 }
 
-/// Opens connections.
+/// Opens connections on a network.
 #[derive(Clone, Debug)]
 pub struct NetworkConnector {
     kind: ConnectorKind,
@@ -67,14 +68,14 @@ pub struct NetworkConnector {
 
 #[derive(Clone, Debug)]
 enum ConnectorKind {
-    // hyper's connector, with its resolver and the order in which it tries addresses.
+    // Uses hyper's connector, with its resolver and its order of addresses.
     Tcp(HttpConnector),
     Pipes(PipeNetwork),
 }
 
-/// Connections that the system queues until they are accepted.
+/// Number of connections that the system queues until they are accepted.
 const BACKLOG: u32 = 1024;
-/// How long connections get to close after a request to close.
+/// The time that idle connections get to close when no descriptor is left.
 const CLOSE_WAIT: Duration = Duration::from_millis(100);
 /// Bytes in flight in each direction of a pipe.
 const PIPE_BUFFER: usize = 64 << 10;
@@ -82,20 +83,20 @@ const PIPE_BUFFER: usize = 64 << 10;
 // === impl Network ===
 
 impl Network {
-    /// Listens at an address. Port 0 is any free port; [`NetworkListener::address`] returns it.
+    /// Listens at an address. Port 0 is any free port, which [`NetworkListener::address`] returns.
     ///
     /// # Errors
     /// The system's error.
     pub fn listen(&self, address: SocketAddr) -> io::Result<NetworkListener> {
         match self {
-            Self::System | Self::Limited(_) => tcp(address).map(NetworkListener::from),
+            Self::System | Self::Limited(_) => listen_tcp(address).map(NetworkListener::from),
             Self::Pipes(pipes) => Ok(pipes.listen(address)),
         }
     }
 
-    /// A connector. `keep_alive` is the interval of TCP keep-alive probes.
+    /// Creates a connector. `keep_alive` is the interval of TCP keep-alive probes.
     pub fn connector(&self, keep_alive: Duration) -> NetworkConnector {
-        let connecting = match self {
+        let kind = match self {
             Self::System | Self::Limited(_) => {
                 let mut tcp = HttpConnector::new();
                 tcp.enforce_http(false);
@@ -105,10 +106,10 @@ impl Network {
             }
             Self::Pipes(pipes) => ConnectorKind::Pipes(pipes.clone()),
         };
-        NetworkConnector { kind: connecting, limiter: self.limiter().cloned() }
+        NetworkConnector { kind, limiter: self.limiter().cloned() }
     }
 
-    /// The limit on connections to servers, if there is one.
+    /// The limit on connections to servers; `None` without one.
     pub fn limiter(&self) -> Option<&ConnectionLimiter> {
         match self {
             Self::Limited(limiter) => Some(limiter),
@@ -117,7 +118,7 @@ impl Network {
     }
 }
 
-/// Whether the system had no descriptor left.
+/// Whether an error, or one of its causes, is that no file descriptor was left.
 pub fn is_out_of_descriptors(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -132,7 +133,7 @@ pub fn is_out_of_descriptors(error: &(dyn std::error::Error + 'static)) -> bool 
     false
 }
 
-/// Address of the peer; `None` for a pipe.
+/// The address of the peer; `None` for a pipe.
 pub fn peer_address(stream: &NetworkStream) -> Option<IpAddr> {
     match stream {
         NetworkStream::Left(tcp) => tcp.peer_addr().ok().map(|address| address.ip()),
@@ -140,9 +141,9 @@ pub fn peer_address(stream: &NetworkStream) -> Option<IpAddr> {
     }
 }
 
-fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
+fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A port whose last owner closed connections a moment ago is free.
+    // Allow a port whose last owner closed connections a moment ago.
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
@@ -152,30 +153,30 @@ fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
 // === impl PipeNetwork ===
 
 impl PipeNetwork {
-    /// Listens at an address, in place of a former listener.
+    /// Listens at an address, and replaces a former listener there.
     pub fn listen(&self, address: SocketAddr) -> NetworkListener {
-        let (connect, connections) = mpsc::unbounded_channel();
-        self.listeners.lock().insert(address, connect);
+        let (sender, connections) = mpsc::unbounded_channel();
+        self.listeners.lock().insert(address, sender);
         NetworkListener(ListenerKind::Pipes(connections))
     }
 
     /// Connects to the listener at an address.
     ///
     /// # Errors
-    /// `ConnectionRefused` without a listener.
+    /// `ConnectionRefused` if there is no listener.
     pub fn connect(&self, address: SocketAddr) -> io::Result<DuplexStream> {
-        let (ours, theirs) = duplex(PIPE_BUFFER);
+        let (local, remote) = duplex(PIPE_BUFFER);
         let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
         let listeners = self.listeners.lock();
-        listeners.get(&address).ok_or_else(refused)?.send(theirs).map_err(|_| refused())?;
-        Ok(ours)
+        listeners.get(&address).ok_or_else(refused)?.send(remote).map_err(|_| refused())?;
+        Ok(local)
     }
 }
 
 // === impl NetworkListener ===
 
 impl NetworkListener {
-    /// Address of the listener; `None` for pipes, which keep the one they were given.
+    /// The address of the listener; `None` for pipes, whose address is the given one.
     pub fn address(&self) -> Option<SocketAddr> {
         match &self.0 {
             ListenerKind::Tcp(listener) => listener.local_addr().ok(),
@@ -202,7 +203,7 @@ impl NetworkListener {
             }
             ListenerKind::Pipes(connections) => match ready!(connections.poll_recv(cx)) {
                 Some(pipe) => Poll::Ready(Ok(NetworkStream::Right(pipe))),
-                // Another listener has taken the address.
+                // Another listener has replaced this one.
                 None => Poll::Pending,
             },
         }
@@ -218,9 +219,9 @@ impl From<TcpListener> for NetworkListener {
 // === impl NetworkConnector ===
 
 impl NetworkConnector {
-    /// A permit for one connection, to be held while it is open. Waits for a free one; control messages
-    /// (`is_control`) have permits of their own.
-    pub fn permit(&self, is_control: bool) -> impl Future<Output = ConnectionPermit> + Send + use<> {
+    /// Acquires a permit for one connection, to be held while it is open. Waits for a free one; control
+    /// messages (`is_control`) have permits of their own.
+    pub fn acquire_permit(&self, is_control: bool) -> impl Future<Output = ConnectionPermit> + Send + use<> {
         let limiter = self.limiter.clone();
         async move {
             match limiter {
@@ -230,7 +231,7 @@ impl NetworkConnector {
         }
     }
 
-    /// Limit on connections; `usize::MAX` without one.
+    /// The limit on connections; `usize::MAX` without one.
     pub fn connection_limit(&self) -> usize {
         self.limiter.as_ref().map_or(usize::MAX, ConnectionLimiter::limit)
     }
@@ -248,7 +249,8 @@ impl NetworkConnector {
                 let (mut tcp, limiter) = (tcp.clone(), self.limiter.clone());
                 Box::pin(async move {
                     let connected = match (tcp.call(url.clone()).await, limiter) {
-                        // Other descriptors of this process have used up the reserve.
+                        // Other descriptors of this process have used up the reserve: close idle connections,
+                        // and try once more.
                         (Err(error), Some(limiter)) if is_out_of_descriptors(&error) => {
                             let _relief = limiter.reclaim();
                             sleep(CLOSE_WAIT).await;

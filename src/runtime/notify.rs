@@ -11,15 +11,17 @@ use std::{
     os::unix::net::UnixDatagram,
 };
 
-/// Names the service manager's socket. Stdio servers do not inherit it: they are not the service.
+/// The environment variable with the path of the service manager's socket. Stdio servers do not inherit it,
+/// because they are not the service.
 pub const SOCKET: &str = "NOTIFY_SOCKET";
 
-/// Clients are served, from now on or again after [`reloading`].
+/// Reports that clients are served, after the start or after [`reloading`].
 pub fn ready() {
     notify("READY=1");
 }
 
-/// The configuration is being read again. [`ready`] ends it, whether something has changed or not.
+/// Reports that the configuration is being read again. Must be followed by [`ready`], whether something has
+/// changed or not.
 pub fn reloading() {
     // `Type=notify-reload` compares this time with that of earlier reloads.
     let now = clock_gettime(ClockId::Monotonic);
@@ -27,7 +29,7 @@ pub fn reloading() {
     notify(&format!("RELOADING=1\nMONOTONIC_USEC={micros}"));
 }
 
-/// The process is shutting down.
+/// Reports that the process is shutting down.
 pub fn stopping() {
     notify("STOPPING=1");
 }
@@ -35,7 +37,8 @@ pub fn stopping() {
 fn notify(state: &str) {
     let Some(socket) = env::var_os(SOCKET).filter(|socket| !socket.is_empty()) else { return };
     if let Err(error) = send(&socket, state) {
-        // The service manager times out by itself; clients are served all the same.
+        // The error is only logged: the service manager times out by itself, and clients are served
+        // nevertheless.
         tracing::warn!(
             target: "deferral",
             event = "not_notified",
@@ -46,16 +49,16 @@ fn notify(state: &str) {
     }
 }
 
-/// Sends one datagram to a socket at a path, or, behind `@`, with an abstract name.
+/// Sends one datagram to the socket at a path, or, behind `@`, with an abstract name.
 fn send(socket: &OsStr, state: &str) -> io::Result<()> {
-    let from = UnixDatagram::unbound()?;
+    let sender = UnixDatagram::unbound()?;
     match socket.as_encoded_bytes() {
         #[cfg(target_os = "linux")]
         [b'@', name @ ..] => {
             use std::os::{linux::net::SocketAddrExt, unix::net::SocketAddr};
-            from.send_to_addr(state.as_bytes(), &SocketAddr::from_abstract_name(name)?)?
+            sender.send_to_addr(state.as_bytes(), &SocketAddr::from_abstract_name(name)?)?
         }
-        _ => from.send_to(state.as_bytes(), socket)?,
+        _ => sender.send_to(state.as_bytes(), socket)?,
     };
     Ok(())
 }

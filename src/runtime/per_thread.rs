@@ -2,19 +2,19 @@
 //!
 //! A cache line that two cores write by turns travels between them each time, and so do its neighbours: a
 //! reference count that each call changes costs more than the work it counts. A thread has a *stripe* of its
-//! own, or shares one with few others. The stripe of a value has no meaning, and any thread may use any of
-//! them.
+//! own, or shares one with few others. Which stripe a value is in has no meaning, and any thread may use any
+//! stripe.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// One value for each stripe.
+/// An array with one value for each stripe of threads.
 #[derive(Debug, Default)]
 pub struct PerThread<T>([CachePadded<T>; STRIPES]);
 
-/// Number of threads with a stripe to themselves.
+/// Number of stripes: so many threads have a stripe to themselves.
 pub const STRIPES: usize = 8;
 
-/// A value alone on two cache lines, because processors fetch them in pairs.
+/// A value that shares its two cache lines with no other, because processors fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct CachePadded<T>(T);
@@ -30,20 +30,20 @@ thread_local! {
 // === impl PerThread ===
 
 impl<T> PerThread<T> {
-    /// Calls `make` for each stripe.
+    /// Creates the values: calls `make` once for each stripe.
     pub fn from_fn(mut make: impl FnMut() -> T) -> Self {
         Self(std::array::from_fn(|_| CachePadded(make())))
     }
 
-    /// The value of the current thread.
+    /// The value in the stripe of the current thread.
     pub fn local(&self) -> &T {
-        // A thread that is ending has no stripe any more.
+        // A thread that is ending has no stripe any more, and uses the first.
         &self.0[STRIPE.try_with(|stripe| *stripe).unwrap_or(0)].0
     }
 
-    /// All values.
+    /// The values of all stripes.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
-        self.0.iter().map(|apart| &apart.0)
+        self.0.iter().map(|padded| &padded.0)
     }
 }
 

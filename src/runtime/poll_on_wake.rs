@@ -1,4 +1,4 @@
-//! Futures that rarely become ready, polled beside others that often do.
+//! Polling of futures that rarely become ready, beside others that often do.
 
 use pin_project::pin_project;
 use std::{
@@ -10,17 +10,17 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-/// A future that is polled only when it was itself woken.
+/// Wraps a future, which is polled only after it was itself woken.
 ///
 /// A task that waits for shutdown beside a busy connection would be polled several times for each request,
-/// and would register itself each time in the waiters' lists, under their locks. This costs a check of a flag
-/// instead.
+/// and would register itself each time in the waiters' lists, under their locks. With this wrapper it checks
+/// a flag instead.
 #[pin_project]
 #[derive(Debug)]
 pub struct PollOnWake<F> {
     #[pin]
     future: F,
-    woken: Arc<WakeFlag>,
+    wake_flag: Arc<WakeFlag>,
     /// The waker that is passed to the future.
     waker: Waker,
     /// The waker of the task that polled last.
@@ -31,17 +31,18 @@ pub struct PollOnWake<F> {
 struct WakeFlag {
     /// The future has been woken since it was last polled.
     is_set: AtomicBool,
-    /// The waker of the task. It stays registered, because the next poll mostly has the same one.
+    /// The waker of the task. It stays registered after a wake-up, because the next poll mostly has the same
+    /// one.
     task: Mutex<Option<Waker>>,
 }
 
 // === impl PollOnWake ===
 
 impl<F: Future> PollOnWake<F> {
-    /// Polls `future` once, and after that when it is woken.
+    /// Wraps `future`. The first poll polls it, too; each later one only after it was woken.
     pub fn new(future: F) -> Self {
-        let woken = Arc::new(WakeFlag { is_set: AtomicBool::new(true), task: Mutex::default() });
-        Self { future, waker: Waker::from(Arc::clone(&woken)), woken, task: None }
+        let wake_flag = Arc::new(WakeFlag { is_set: AtomicBool::new(true), task: Mutex::default() });
+        Self { future, waker: Waker::from(Arc::clone(&wake_flag)), wake_flag, task: None }
     }
 }
 
@@ -53,13 +54,13 @@ impl<F: Future> Future for PollOnWake<F> {
         // Register before the check of the flag: a wake-up sets the flag before it reads the waker.
         if !this.task.as_ref().is_some_and(|task| task.will_wake(cx.waker())) {
             let task = Some(this.task.insert(cx.waker().clone()).clone());
-            *this.woken.task.lock().unwrap_or_else(PoisonError::into_inner) = task;
+            *this.wake_flag.task.lock().unwrap_or_else(PoisonError::into_inner) = task;
         }
-        if !this.woken.is_set.load(Ordering::Acquire) {
+        if !this.wake_flag.is_set.load(Ordering::Acquire) {
             return Poll::Pending;
         }
         // Clear the flag before the poll: a wake-up from then on is new.
-        this.woken.is_set.swap(false, Ordering::AcqRel);
+        this.wake_flag.is_set.swap(false, Ordering::AcqRel);
         this.future.poll(&mut Context::from_waker(this.waker))
     }
 }

@@ -1,9 +1,9 @@
 //! Timers that rarely fire: timeouts of calls, and keep-alive intervals.
 //!
-//! Each call sets several, and drops them a moment later. Adding a timer to the runtime's timer wheel and
-//! removing it costs two locks, which all threads share, and an allocation: together more than reading the
-//! call. So a thread of the runtime pools dropped timers for the next use. A timer whose deadline is moved
-//! *later* is left in the wheel: when it fires, it is reset to the new deadline.
+//! Each call sets several timers, and drops them a moment later. Adding a timer to the runtime's timer wheel
+//! and removing it costs two locks, which all threads share, and an allocation: together more than reading
+//! the call. So a thread of the runtime pools dropped timers for the next use. A timer whose deadline is
+//! moved *later* is left in the wheel: when it fires, it is reset to the new deadline.
 
 use std::{
     cell::RefCell,
@@ -13,67 +13,69 @@ use std::{
 };
 use tokio::time::{Sleep, sleep_until};
 
-/// A timer that wakes at a moment, and can be moved to another.
+/// A timer with a deadline, which can be moved. Its inner timer comes from the thread's pool, and returns
+/// there on drop.
 #[derive(Debug)]
 pub struct PooledTimer {
     /// `Some` until dropped.
     timer: Option<Pin<Box<Sleep>>>,
-    /// When it wakes. The inner timer fires at this moment or before.
+    /// The deadline. The inner timer fires at the deadline or before.
     due: Instant,
     kind: TimerKind,
 }
 
-/// Purpose of a timer. Timers of one kind mostly have the same duration, so a reused timer mostly fires
+/// The purpose of a timer. Timers of one kind mostly have the same duration, so a reused timer mostly fires
 /// before its new deadline, not after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimerKind {
-    /// The next request on a client's connection.
+    /// Waits for the next request on a client's connection.
     Request,
-    /// The next keep-alive message to a client.
+    /// Waits until the next keep-alive message to a client is due.
     KeepAlive,
-    /// The response of a server.
+    /// Waits for the response of a server.
     Response,
 }
 
-/// Timers of one kind in a thread's pool at most: some 200 bytes each. The waker of a pooled timer stays
-/// allocated until the timer is reused or fires.
+/// Maximum number of timers of one kind in a thread's pool: some 200 bytes each. The waker of a pooled timer
+/// stays allocated until the timer is reused or fires.
 const MAX_POOLED: usize = 64;
 
+/// The pooled timers of each [`TimerKind`].
 type TimerPool = [Vec<Pin<Box<Sleep>>>; 3];
 
 thread_local! {
-    /// `None` on a thread that does not belong to one runtime for its whole life: a timer works only in its
-    /// own runtime.
-    static ALARMS: RefCell<Option<TimerPool>> = const { RefCell::new(None) };
+    /// The timers of this thread that can be reused. `None` on a thread that does not belong to one runtime
+    /// for its whole life: a timer works only in its own runtime.
+    static TIMER_POOL: RefCell<Option<TimerPool>> = const { RefCell::new(None) };
 }
 
-/// Enables the timer pool of this thread. The thread belongs to one runtime, and calls [`disable_timer_pool`]
-/// before that ends.
+/// Enables the timer pool of this thread. The thread must belong to one runtime, and call
+/// [`disable_timer_pool`] before the runtime ends.
 pub fn enable_timer_pool() {
-    ALARMS.set(Some(TimerPool::default()));
+    TIMER_POOL.set(Some(TimerPool::default()));
 }
 
 /// Drops the timer pool of this thread, and disables it.
 pub fn disable_timer_pool() {
-    drop(ALARMS.take());
+    drop(TIMER_POOL.take());
 }
 
 // === impl PooledTimer ===
 
 impl PooledTimer {
-    /// Sets a timer.
+    /// Creates a timer with this deadline.
     ///
     /// # Panics
     /// Outside a runtime.
-    pub fn at(due: Instant, of: TimerKind) -> Self {
-        let kept = ALARMS.try_with(|kept| kept.borrow_mut().as_mut()?[of as usize].pop());
-        let timer = kept.ok().flatten().unwrap_or_else(|| Box::pin(sleep_until(due.into())));
-        let mut alarm = Self { timer: Some(timer), due, kind: of };
-        alarm.set(due);
-        alarm
+    pub fn at(due: Instant, kind: TimerKind) -> Self {
+        let pooled = TIMER_POOL.try_with(|pool| pool.borrow_mut().as_mut()?[kind as usize].pop());
+        let timer = pooled.ok().flatten().unwrap_or_else(|| Box::pin(sleep_until(due.into())));
+        let mut pooled_timer = Self { timer: Some(timer), due, kind };
+        pooled_timer.set(due);
+        pooled_timer
     }
 
-    /// Moves the deadline.
+    /// Moves the deadline, earlier or later.
     pub fn set(&mut self, due: Instant) {
         self.due = due;
         if self.timer().deadline() > due.into() {
@@ -108,11 +110,11 @@ impl Future for PooledTimer {
 
 impl Drop for PooledTimer {
     fn drop(&mut self) {
-        let _ = ALARMS.try_with(|kept| {
-            let mut kept = kept.borrow_mut();
-            let Some(kept) = kept.as_mut().map(|kept| &mut kept[self.kind as usize]) else { return };
-            if kept.len() < MAX_POOLED {
-                kept.extend(self.timer.take());
+        let _ = TIMER_POOL.try_with(|pool| {
+            let mut pool = pool.borrow_mut();
+            let Some(timers) = pool.as_mut().map(|pool| &mut pool[self.kind as usize]) else { return };
+            if timers.len() < MAX_POOLED {
+                timers.extend(self.timer.take());
             }
         });
     }
@@ -129,8 +131,8 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// Number of timers in this thread's pool.
-    fn kept() -> usize {
-        ALARMS.with_borrow(|kept| kept.as_ref().map_or(0, |kept| kept.iter().map(Vec::len).sum()))
+    fn pooled_count() -> usize {
+        TIMER_POOL.with_borrow(|kept| kept.as_ref().map_or(0, |kept| kept.iter().map(Vec::len).sum()))
     }
 
     #[tokio::test(start_paused = true)]
@@ -147,9 +149,9 @@ mod tests {
             }
             advance(after * SECOND).await;
             drop(alarm);
-            assert_eq!(kept(), 1);
+            assert_eq!(pooled_count(), 1);
             let mut again = PooledTimer::at(clock.now() + 4 * SECOND, TimerKind::Response);
-            assert_eq!(kept(), 0, "it is used again");
+            assert_eq!(pooled_count(), 0, "it is used again");
             for _ in 0..4 {
                 assert!(poll!(&mut again).is_pending(), "{former} {polled} {after}");
                 advance(SECOND).await;
@@ -178,16 +180,16 @@ mod tests {
         let alarms =
             || (0..2 * MAX_POOLED).map(|_| PooledTimer::at(due, TimerKind::KeepAlive)).collect::<Vec<_>>();
         drop(alarms());
-        assert_eq!(kept(), 0, "the thread belongs to no runtime");
+        assert_eq!(pooled_count(), 0, "the thread belongs to no runtime");
         enable_timer_pool();
         drop(alarms());
-        assert_eq!(kept(), MAX_POOLED);
+        assert_eq!(pooled_count(), MAX_POOLED);
         drop(PooledTimer::at(due, TimerKind::Request));
-        assert_eq!(kept(), MAX_POOLED + 1, "others are kept apart");
+        assert_eq!(pooled_count(), MAX_POOLED + 1, "others are kept apart");
         let out = alarms();
         disable_timer_pool();
         drop(out);
-        assert_eq!(kept(), 0);
+        assert_eq!(pooled_count(), 0);
     }
 
     #[tokio::test(start_paused = true)]

@@ -16,12 +16,12 @@ impl<T> SwapCell<T> {
         Self(Arc::new(ArcSwap::from_pointee(value)))
     }
 
-    /// The current value, for a few lines.
+    /// The current value, to be used briefly; see [`load_full`](Self::load_full) for longer use.
     pub fn load(&self) -> Guard<Arc<T>> {
         self.0.load()
     }
 
-    /// The current value, to keep.
+    /// The current value, to be kept.
     pub fn load_full(&self) -> Arc<T> {
         self.0.load_full()
     }
@@ -50,14 +50,14 @@ impl<T: Default> Default for SwapCell<T> {
     }
 }
 
-/// Changes the permits of a semaphore from `from` to `to`. Surplus permits that are in use are removed as
-/// they are released.
+/// Changes the number of permits of a semaphore from `from` to `to`. Surplus permits that are in use are
+/// removed when they are released.
 pub fn resize_semaphore(semaphore: &Arc<Semaphore>, from: usize, to: usize) {
     let [from, to] = [from, to].map(|count| count.min(Semaphore::MAX_PERMITS));
     semaphore.add_permits(to.saturating_sub(from));
     let surplus = from.saturating_sub(to);
-    let taken = surplus - semaphore.forget_permits(surplus);
-    for _ in 0..taken {
+    let in_use = surplus - semaphore.forget_permits(surplus);
+    for _ in 0..in_use {
         let semaphore = Arc::clone(semaphore);
         tokio::spawn(async move {
             if let Ok(permit) = semaphore.acquire_owned().await {

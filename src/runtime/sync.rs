@@ -1,8 +1,8 @@
 //! Locks and tasks for code that the model checker (shuttle) also runs in many schedules.
 //!
-//! They are the standard library's and tokio's. In this crate's own unit tests, while `explore_schedules`
-//! runs, a lock is also a point where another task may run first, and a task is one of the checker's: the
-//! checker runs the very code that is shipped.
+//! Locks are the standard library's, and tasks are tokio's. In this crate's own unit tests, while
+//! `explore_schedules` runs, a lock is also a point where another task may run first, and a task is one of
+//! the checker's: so the checker runs the very code that is shipped.
 
 use std::{
     future::Future,
@@ -11,9 +11,9 @@ use std::{
 use tokio::runtime::Handle;
 
 #[cfg(test)]
-pub use tried::explore_schedules;
+pub use exploration::explore_schedules;
 
-/// A lock without poisoning: the guarded value is consistent after each step, so a panic does not spoil it.
+/// A mutex without poisoning: the guarded value is consistent after each step, so a panic does not spoil it.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(sync::Mutex<T>);
 
@@ -24,10 +24,11 @@ impl<T> Mutex<T> {
         Self(sync::Mutex::new(value))
     }
 
+    /// Locks the mutex; a panic of an earlier holder is ignored.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         #[cfg(test)]
-        if tried::is_on() {
-            return tried::lock(&self.0);
+        if exploration::is_exploring() {
+            return exploration::lock(&self.0);
         }
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -39,10 +40,10 @@ impl<T> From<T> for Mutex<T> {
     }
 }
 
-/// Spawns work on a runtime. May be called from a destructor on any thread.
+/// Spawns a task on a runtime. May be called from a destructor on any thread.
 pub fn spawn_on(work: impl Future<Output = ()> + Send + 'static, runtime: &Handle) {
     #[cfg(test)]
-    if tried::is_on() {
+    if exploration::is_exploring() {
         // Dropping the handle does not end the task.
         return drop(shuttle::future::spawn(work));
     }
@@ -50,7 +51,7 @@ pub fn spawn_on(work: impl Future<Output = ()> + Send + 'static, runtime: &Handl
 }
 
 #[cfg(test)]
-mod tried {
+mod exploration {
     use shuttle::{Config, MaxSteps, Runner, future::block_on, scheduler::RandomScheduler};
     use std::{
         cell::Cell,
@@ -60,30 +61,31 @@ mod tried {
     };
 
     thread_local! {
-        static IS_ON: Cell<bool> = const { Cell::new(false) };
+        static IS_EXPLORING: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Schedules are explored until this is dropped.
-    struct On;
+    /// Marks, until dropped, that this thread explores schedules.
+    struct ExplorationGuard;
 
-    /// Steps of all tasks together, above which a task is taken to wait for ever.
+    /// Maximum number of steps of all tasks together; beyond it, a task is taken to wait for ever.
     const STEPS: usize = 1_000_000;
-    /// Stack of each task: it includes a whole client.
+    /// Bytes of the stack of each task, which includes a whole client.
     const STACK: usize = 1 << 20;
 
     // === impl On ===
 
-    impl Drop for On {
+    impl Drop for ExplorationGuard {
         fn drop(&mut self) {
-            IS_ON.set(false);
+            IS_EXPLORING.set(false);
         }
     }
 
-    pub(super) fn is_on() -> bool {
-        IS_ON.get() && !thread::panicking()
+    /// Whether this thread explores schedules now.
+    pub(super) fn is_exploring() -> bool {
+        IS_EXPLORING.get() && !thread::panicking()
     }
 
-    /// Takes a lock, but lets other tasks run first.
+    /// Locks a mutex, after other tasks could run.
     pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         loop {
             shuttle::thread::yield_now();
@@ -96,26 +98,27 @@ mod tried {
         }
     }
 
-    /// Runs `world` in as many schedules as the variable `SCHEDULES` says, or `default`. Panics, with the
-    /// seed, where a schedule panics or leaves a task waiting for ever; timers never fire.
+    /// Runs `world` in many schedules: as many as the environment variable `SCHEDULES` says, or `default`.
+    /// Panics, with the seed, if a schedule panics or leaves a task waiting for ever; timers never fire.
     pub fn explore_schedules<F: Future<Output = ()> + Send>(
         default: usize,
         world: impl Fn() -> F + Send + Sync + 'static,
     ) {
-        let wanted = std::env::var("SCHEDULES").ok().map(|text| text.parse().expect("SCHEDULES is a number"));
+        let requested =
+            std::env::var("SCHEDULES").ok().map(|text| text.parse().expect("SCHEDULES is a number"));
         let mut config = Config::new();
         config.stack_size = STACK;
         config.max_steps = MaxSteps::FailAfter(STEPS);
-        // Timers exist, and time stands still: no thread drives this runtime.
+        // The runtime makes timers usable, but time stands still: no thread drives it.
         let clock = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             .build()
             .expect("a runtime without sockets");
         let _clock = clock.enter();
-        Runner::new(RandomScheduler::new(wanted.unwrap_or(default)), config).run(move || {
-            IS_ON.set(true);
-            let _on = On;
+        Runner::new(RandomScheduler::new(requested.unwrap_or(default)), config).run(move || {
+            IS_EXPLORING.set(true);
+            let _on = ExplorationGuard;
             block_on(world());
         });
     }

@@ -7,9 +7,10 @@ use std::{
     sync::Arc,
 };
 
-/// Tasks and bytes, counted as they change.
+/// Counts of stored tasks and of their bytes, updated with each change.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct StoreCounts {
+    /// The tasks and bytes of all principals.
     all: UsageShare,
     /// A principal without tasks has no entry.
     principals: HashMap<[u8; 16], UsageShare>,
@@ -17,12 +18,13 @@ pub(super) struct StoreCounts {
     census: HashMap<(Arc<str>, &'static str), usize>,
 }
 
-/// The fields of a task that it is counted by.
+/// The fields of a task that the counts depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CountedTask {
     pub(super) principal: [u8; 16],
     pub(super) route: Arc<str>,
     pub(super) status: &'static str,
+    /// The stored bytes of the task ([`Record::stored_bytes`]).
     pub(super) bytes: usize,
 }
 
@@ -33,11 +35,13 @@ pub(super) struct UsageShare {
     pub(super) stored_bytes: usize,
 }
 
-/// The counts of a store's records, counted anew, and their differences from the store's own.
+/// The counts of a store's records, counted anew, and how the counts that the store maintains differ from
+/// them. For tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recount {
-    /// Of each principal that has tasks.
+    /// The usage of each principal that has tasks.
     pub usage: BTreeMap<[u8; 16], StoreUsage>,
+    /// The tasks of each route and status.
     pub census: BTreeSet<TaskTally>,
     /// Descriptions of the differences; empty where the store's counts are right.
     pub differences: Vec<String>,
@@ -46,17 +50,18 @@ pub struct Recount {
 /// Difference between two counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CountDifference {
-    /// Number of principals, and of pairs of route and status, whose counts differ.
+    /// The number of principals, and of pairs of route and status, whose counts differ.
     pub(super) counts: usize,
-    /// Tasks and bytes that were counted for principals and do not exist, and those that exist and were not
-    /// counted.
+    /// Tasks and bytes that were counted and do not exist.
     pub(super) surplus: UsageShare,
+    /// Tasks and bytes that exist and were not counted.
     pub(super) missing: UsageShare,
 }
 
 // === impl StoreCounts ===
 
 impl StoreCounts {
+    /// The usage in all and of one principal.
     pub(super) fn usage(&self, principal: &[u8; 16]) -> StoreUsage {
         let share = self.share(principal);
         StoreUsage {
@@ -67,74 +72,77 @@ impl StoreCounts {
         }
     }
 
+    /// The tasks and bytes of one principal.
     pub(super) fn share(&self, principal: &[u8; 16]) -> UsageShare {
         self.principals.get(principal).copied().unwrap_or_default()
     }
 
     /// Tasks of each route and status.
     pub(super) fn census(&self) -> Vec<TaskTally> {
-        let each = self.census.iter();
-        each.map(|((route, status), tasks)| TaskTally { route: Arc::clone(route), status, tasks: *tasks })
+        let tallies = self.census.iter();
+        tallies
+            .map(|((route, status), tasks)| TaskTally { route: Arc::clone(route), status, tasks: *tasks })
             .collect()
     }
 
     /// Adds a task.
-    pub(super) fn add(&mut self, one: &CountedTask) {
-        self.add_share(one, UsageShare { tasks: 1, stored_bytes: one.bytes });
+    pub(super) fn add(&mut self, task: &CountedTask) {
+        self.add_share(task, UsageShare { tasks: 1, stored_bytes: task.bytes });
     }
 
     /// Adds several tasks of one principal, route and status, with the sum of their bytes.
-    pub(super) fn add_share(&mut self, of: &CountedTask, more: UsageShare) {
-        for share in [&mut self.all, self.principals.entry(of.principal).or_default()] {
-            share.add(more);
+    pub(super) fn add_share(&mut self, group: &CountedTask, added: UsageShare) {
+        for share in [&mut self.all, self.principals.entry(group.principal).or_default()] {
+            share.add(added);
         }
-        *self.census.entry((Arc::clone(&of.route), of.status)).or_default() += more.tasks;
+        *self.census.entry((Arc::clone(&group.route), group.status)).or_default() += added.tasks;
     }
 
-    /// Subtracts a task. Returns whether it was counted: wrong counts saturate at zero, because a negative
-    /// count would exceed every quota.
+    /// Subtracts a task; returns whether it had been counted. Wrong counts saturate at zero, because a
+    /// negative count would exceed every quota.
     #[must_use]
-    pub(super) fn subtract(&mut self, one: &CountedTask) -> bool {
-        let less = UsageShare { tasks: 1, stored_bytes: one.bytes };
-        let mut was_there = self.all.subtract(less);
-        match self.principals.get_mut(&one.principal) {
-            Some(theirs) => {
-                was_there &= theirs.subtract(less);
-                if theirs.tasks == 0 {
-                    self.principals.remove(&one.principal);
+    pub(super) fn subtract(&mut self, task: &CountedTask) -> bool {
+        let removed = UsageShare { tasks: 1, stored_bytes: task.bytes };
+        let mut was_counted = self.all.subtract(removed);
+        match self.principals.get_mut(&task.principal) {
+            Some(share) => {
+                was_counted &= share.subtract(removed);
+                if share.tasks == 0 {
+                    self.principals.remove(&task.principal);
                 }
             }
-            None => was_there = false,
+            None => was_counted = false,
         }
-        let of = (Arc::clone(&one.route), one.status);
-        match self.census.get_mut(&of) {
-            Some(1) => drop(self.census.remove(&of)),
+        let key = (Arc::clone(&task.route), task.status);
+        match self.census.get_mut(&key) {
+            Some(1) => drop(self.census.remove(&key)),
             Some(tasks) => *tasks -= 1,
-            None => was_there = false,
+            None => was_counted = false,
         }
-        was_there
+        was_counted
     }
 
-    /// The difference of these counts from `right`.
-    pub(super) fn difference(&self, right: &Self) -> CountDifference {
-        let mut error = CountDifference::default();
-        let principals: BTreeSet<_> = self.principals.keys().chain(right.principals.keys()).collect();
+    /// The difference of these counts from the correct ones.
+    pub(super) fn difference(&self, correct: &Self) -> CountDifference {
+        let mut difference = CountDifference::default();
+        let principals: BTreeSet<_> = self.principals.keys().chain(correct.principals.keys()).collect();
         for principal in principals {
-            let (is, should) = (self.share(principal), right.share(principal));
-            error.counts += usize::from(is != should);
-            error.surplus.add(is.less(should));
-            error.missing.add(should.less(is));
+            let (counted, expected) = (self.share(principal), correct.share(principal));
+            difference.counts += usize::from(counted != expected);
+            difference.surplus.add(counted.saturating_sub(expected));
+            difference.missing.add(expected.saturating_sub(counted));
         }
-        let tallies: BTreeSet<_> = self.census.keys().chain(right.census.keys()).collect();
-        error.counts += tallies.into_iter().filter(|of| self.census.get(of) != right.census.get(of)).count();
-        error
+        let tallies: BTreeSet<_> = self.census.keys().chain(correct.census.keys()).collect();
+        difference.counts +=
+            tallies.into_iter().filter(|key| self.census.get(key) != correct.census.get(key)).count();
+        difference
     }
 
-    /// These counts, counted anew, and the differences of `others`.
-    pub(super) fn compare(&self, others: &Self) -> Recount {
-        let differences = match self == others {
+    /// Returns these counts, which were counted anew, and how the maintained counts differ from them.
+    pub(super) fn compare(&self, maintained: &Self) -> Recount {
+        let differences = match self == maintained {
             true => Vec::new(),
-            false => vec![format!("{others:?} is counted, but the rows have {self:?}")],
+            false => vec![format!("{maintained:?} is counted, but the rows have {self:?}")],
         };
         Recount {
             usage: self.principals.keys().map(|principal| (*principal, self.usage(principal))).collect(),
@@ -152,20 +160,21 @@ impl StoreCounts {
 // === impl UsageShare ===
 
 impl UsageShare {
-    pub(super) fn add(&mut self, more: Self) {
-        self.tasks = self.tasks.saturating_add(more.tasks);
-        self.stored_bytes = self.stored_bytes.saturating_add(more.stored_bytes);
+    /// Adds tasks and bytes.
+    pub(super) fn add(&mut self, added: Self) {
+        self.tasks = self.tasks.saturating_add(added.tasks);
+        self.stored_bytes = self.stored_bytes.saturating_add(added.stored_bytes);
     }
 
-    /// Returns whether there was as much.
-    pub(super) fn subtract(&mut self, less: Self) -> bool {
-        let was_there = self.tasks >= less.tasks && self.stored_bytes >= less.stored_bytes;
-        *self = self.less(less);
-        was_there
+    /// Subtracts tasks and bytes, saturating at zero; returns whether as many had been counted.
+    pub(super) fn subtract(&mut self, removed: Self) -> bool {
+        let was_counted = self.tasks >= removed.tasks && self.stored_bytes >= removed.stored_bytes;
+        *self = self.saturating_sub(removed);
+        was_counted
     }
 
-    /// The rest without `other`.
-    fn less(self, other: Self) -> Self {
+    /// The difference, saturating at zero.
+    fn saturating_sub(self, other: Self) -> Self {
         Self {
             tasks: self.tasks.saturating_sub(other.tasks),
             stored_bytes: self.stored_bytes.saturating_sub(other.stored_bytes),
@@ -176,7 +185,8 @@ impl UsageShare {
 // === impl CountedTask ===
 
 impl CountedTask {
-    pub(super) fn of(record: &Record) -> Self {
+    /// The fields of this record that the counts depend on.
+    pub(super) fn from_record(record: &Record) -> Self {
         Self {
             principal: record.owner.principal,
             route: Arc::clone(&record.owner.route),

@@ -1,4 +1,4 @@
-//! Tasks in this process.
+//! Tasks in the memory of this process.
 //!
 //! Records are in a sharded map, so that polls of different tasks do not contend. The due times and the
 //! counts of all records are in one small index behind one lock; a change that does not affect them does not
@@ -30,8 +30,8 @@ use std::{
 #[derive(Debug)]
 pub struct MemoryStore {
     shared: Arc<SharedRecords>,
-    /// Identifies this process among those that use the store one after the other. The store of node 0 is not
-    /// durable.
+    /// The number of the process among those that use the records one after the other
+    /// ([`MemoryStore::restarted`]). Only the store of the first process, 0, is not durable.
     node: u64,
 }
 
@@ -52,8 +52,9 @@ struct MemoryEntry {
     record: Arc<Record>,
     /// Position in the order of insertion.
     number: u64,
-    /// The process that owns the record.
+    /// The number of the process that owns the record.
     node: u64,
+    /// See [`Store::set_anchor`].
     anchor: Option<Bytes>,
 }
 
@@ -63,7 +64,7 @@ struct RecordIndex {
     due: BTreeSet<(Timestamp, TaskId)>,
     /// The tasks of each owner in their order; an owner without tasks has no entry.
     owners: HashMap<TaskPrincipal, BTreeSet<ListCursor>>,
-    /// Unfinished and finished tasks by their numbers.
+    /// Unfinished tasks, and finished tasks, by their numbers.
     recent: [BTreeMap<u64, TaskId>; 2],
     counts: StoreCounts,
 }
@@ -71,33 +72,34 @@ struct RecordIndex {
 // === impl MemoryStore ===
 
 impl Default for MemoryStore {
-    /// A store without bounds.
+    /// Creates a store without bounds.
     fn default() -> Self {
         Self::bounded(StoreBounds::NONE)
     }
 }
 
 impl MemoryStore {
-    /// A store with these bounds.
+    /// Creates a store with these bounds.
     pub fn bounded(bounds: StoreBounds) -> Self {
-        let kept = SharedRecords {
+        let shared = SharedRecords {
             bounds: SwapCell::new(bounds),
             records: DashMap::new(),
             inserted: AtomicU64::new(0),
             clock: Mutex::default(),
             index: Mutex::default(),
         };
-        Self { shared: Arc::new(kept), node: 0 }
+        Self { shared: Arc::new(shared), node: 0 }
     }
 
-    /// Counts the records anew, for tests; they must not change meanwhile.
+    /// Counts the records anew and compares the maintained counts with them, for tests. The records must not
+    /// change meanwhile.
     pub fn recount(&self) -> Recount {
         let mut counts = StoreCounts::default();
-        self.shared.records.iter().for_each(|kept| counts.add(&CountedTask::of(&kept.record)));
+        self.shared.records.iter().for_each(|entry| counts.add(&CountedTask::from_record(&entry.record)));
         counts.compare(&self.shared.index.lock().counts)
     }
 
-    /// The same records for the next process: a restart without a disk, for tests.
+    /// A store of the next process with the same records: simulates a restart in tests.
     #[must_use]
     pub fn restarted(&self) -> Self {
         Self { shared: Arc::clone(&self.shared), node: self.node + 1 }
@@ -111,8 +113,9 @@ impl Store for MemoryStore {
             Entry::Occupied(_) => Err(StoreError::Exists),
             Entry::Vacant(slot) => {
                 let number = self.shared.inserted.fetch_add(1, Ordering::Relaxed);
-                // Keep the entry locked until the index has the record: it must not be removed in between.
-                let _kept = slot.insert(MemoryEntry {
+                // Keep the entry locked until the index has the record, so that the record is not removed in
+                // between.
+                let _entry = slot.insert(MemoryEntry {
                     version: RecordVersion::FIRST,
                     record: Arc::clone(&record),
                     number,
@@ -126,7 +129,7 @@ impl Store for MemoryStore {
     }
 
     async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
-        Ok(self.shared.records.get(id).map(|kept| (kept.version, Arc::clone(&kept.record))))
+        Ok(self.shared.records.get(id).map(|entry| (entry.version, Arc::clone(&entry.record))))
     }
 
     async fn swap(
@@ -135,52 +138,57 @@ impl Store for MemoryStore {
         record: Arc<Record>,
         _: Durability,
     ) -> Result<bool, StoreError> {
-        let Some(mut kept) = self.shared.records.get_mut(&record.id).filter(|kept| kept.version == version)
+        let Some(mut entry) =
+            self.shared.records.get_mut(&record.id).filter(|entry| entry.version == version)
         else {
             return Ok(false);
         };
-        if IndexedFields::of(&kept.record) != IndexedFields::of(&record) {
+        if IndexedFields::from_record(&entry.record) != IndexedFields::from_record(&record) {
             let mut index = self.shared.index.lock();
-            let was = kept.record.stored_bytes();
-            self.shared.bounds.load().admit(was, &record, index.counts.usage(&record.owner.principal))?;
-            index.subtract(&kept.record, kept.number);
-            index.add(&record, kept.number);
+            let old_bytes = entry.record.stored_bytes();
+            self.shared.bounds.load().admit(
+                old_bytes,
+                &record,
+                index.counts.usage(&record.owner.principal),
+            )?;
+            index.subtract(&entry.record, entry.number);
+            index.add(&record, entry.number);
         }
         if record.state.is_ended() && record.state != TaskState::Cancelled {
-            kept.anchor = None;
+            entry.anchor = None;
         }
-        (kept.version, kept.record) = (version.next(), record);
+        (entry.version, entry.record) = (version.next(), record);
         Ok(true)
     }
 
-    async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
-        if let Some(mut kept) = self.shared.records.get_mut(id) {
-            kept.anchor = anchor;
+    async fn set_anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
+        if let Some(mut entry) = self.shared.records.get_mut(id) {
+            entry.anchor = anchor;
         }
         Ok(())
     }
 
     async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
         let mut found = Vec::new();
-        // This runs at a start, and in tests: it needs no index.
-        for mut kept in self.shared.records.iter_mut() {
+        // Scan all records without an index: orphans are taken only at a start, and in tests.
+        for mut entry in self.shared.records.iter_mut() {
             if found.len() == limit {
                 break;
             }
-            if kept.node != self.node && (!kept.record.state.is_ended() || kept.anchor.is_some()) {
-                kept.node = self.node;
-                let (record, anchor) = (Arc::clone(&kept.record), kept.anchor.clone());
-                found.push(OrphanTask { version: kept.version, record, anchor });
+            if entry.node != self.node && (!entry.record.state.is_ended() || entry.anchor.is_some()) {
+                entry.node = self.node;
+                let (record, anchor) = (Arc::clone(&entry.record), entry.anchor.clone());
+                found.push(OrphanTask { version: entry.version, record, anchor });
             }
         }
         Ok(found)
     }
 
-    fn kept_clock(&self) -> Option<ClockReading> {
+    fn stored_clock(&self) -> Option<ClockReading> {
         *self.shared.clock.lock()
     }
 
-    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+    async fn store_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
         *self.shared.clock.lock() = Some(reading);
         Ok(())
     }
@@ -226,13 +234,13 @@ impl Store for MemoryStore {
                 let cursors = cursors.flat_map(|cursors| cursors.range((from.clone(), Bound::Unbounded)));
                 cursors.take(limit - found.len()).cloned().collect()
             };
-            // Records that were removed in this moment are made up for by later ones. Their id may even be
-            // that of another record by now.
-            let there = |cursor: &ListCursor| {
+            // Records that have been removed since are made up for by later ones. Another record may even
+            // have the same id by now.
+            let current_record = |cursor: &ListCursor| {
                 let record = Arc::clone(&self.shared.records.get(&cursor.id)?.record);
-                (record.owner == *owner && ListCursor::of(&record) == *cursor).then_some(record)
+                (record.owner == *owner && ListCursor::from_record(&record) == *cursor).then_some(record)
             };
-            found.extend(page.iter().filter_map(there));
+            found.extend(page.iter().filter_map(current_record));
             match page.last() {
                 Some(last) if found.len() < limit => from = Bound::Excluded(last.clone()),
                 _ => return Ok(found),
@@ -251,16 +259,16 @@ impl Store for MemoryStore {
         loop {
             let page: Vec<_> = {
                 let index = self.shared.index.lock();
-                let young = index.recent[usize::from(is_ended)].range(..below).rev();
-                young.take(limit - found.len()).map(|(number, id)| (*number, id.clone())).collect()
+                let newest_first = index.recent[usize::from(is_ended)].range(..below).rev();
+                newest_first.take(limit - found.len()).map(|(number, id)| (*number, id.clone())).collect()
             };
-            // Records that have changed in this moment are made up for by later ones.
-            let there = |(number, id): &(u64, TaskId)| {
-                let kept = self.shared.records.get(id)?;
-                let is_it = kept.number == *number && kept.record.state.is_ended() == is_ended;
-                is_it.then(|| (*number, Arc::clone(&kept.record)))
+            // Records that have been removed or have ended since are made up for by later ones.
+            let current_record = |(number, id): &(u64, TaskId)| {
+                let entry = self.shared.records.get(id)?;
+                let is_current = entry.number == *number && entry.record.state.is_ended() == is_ended;
+                is_current.then(|| (*number, Arc::clone(&entry.record)))
             };
-            found.extend(page.iter().filter_map(there));
+            found.extend(page.iter().filter_map(current_record));
             match page.last() {
                 Some((last, _)) if found.len() < limit => below = *last,
                 _ => return Ok(found),
@@ -281,29 +289,29 @@ impl Store for MemoryStore {
 
 impl RecordIndex {
     fn add(&mut self, record: &Record, number: u64) {
-        let facts = IndexedFields::of(record);
-        self.due.insert((facts.due, record.id.clone()));
-        self.counts.add(&CountedTask::of(record));
+        let fields = IndexedFields::from_record(record);
+        self.due.insert((fields.due, record.id.clone()));
+        self.counts.add(&CountedTask::from_record(record));
         self.recent[usize::from(record.state.is_ended())].insert(number, record.id.clone());
-        self.owners.entry(facts.owner.clone()).or_default().insert(ListCursor::of(record));
+        self.owners.entry(fields.owner.clone()).or_default().insert(ListCursor::from_record(record));
     }
 
     fn subtract(&mut self, record: &Record, number: u64) {
-        let facts = IndexedFields::of(record);
-        self.due.remove(&(facts.due, record.id.clone()));
-        let was_there = self.counts.subtract(&CountedTask::of(record));
-        debug_assert!(was_there, "what is subtracted was added: {record:?}");
+        let fields = IndexedFields::from_record(record);
+        self.due.remove(&(fields.due, record.id.clone()));
+        let was_counted = self.counts.subtract(&CountedTask::from_record(record));
+        debug_assert!(was_counted, "what is subtracted was added: {record:?}");
         self.recent[usize::from(record.state.is_ended())].remove(&number);
-        if let Some(cursors) = self.owners.get_mut(facts.owner) {
-            cursors.remove(&ListCursor::of(record));
+        if let Some(cursors) = self.owners.get_mut(fields.owner) {
+            cursors.remove(&ListCursor::from_record(record));
             if cursors.is_empty() {
-                self.owners.remove(facts.owner);
+                self.owners.remove(fields.owner);
             }
         }
     }
 }
 
-/// The indexed fields of a record, besides its id.
+/// The fields of a record that the index depends on, besides its id.
 #[derive(PartialEq, Eq)]
 struct IndexedFields<'a> {
     due: Timestamp,
@@ -316,7 +324,7 @@ struct IndexedFields<'a> {
 // === impl IndexedFields ===
 
 impl<'a> IndexedFields<'a> {
-    fn of(record: &'a Record) -> Self {
+    fn from_record(record: &'a Record) -> Self {
         Self {
             due: record.due_at(),
             owner: &record.owner,

@@ -1,12 +1,13 @@
 //! Storage of tasks.
 //!
-//! A store keeps [`Record`]s, one version at a time. It changes none by itself: a caller loads a record,
-//! applies an event, and swaps it; if another change was faster, it loads again ([`update`]). Records are
-//! shared, not copied: a result of megabytes is in memory once however many read it.
+//! A store keeps the current version of each [`Record`]. The caller changes a record: it loads the record,
+//! applies an event, and swaps the result in; if another change was stored in between, it loads the record
+//! again ([`update`]). Records are shared, not copied: a result of megabytes is in memory once, however many
+//! readers it has.
 //!
-//! A record is owned by the process that inserted it, until another takes it over. A record without a running
-//! owner is an orphan: a durable store gives the next process the orphans and their [anchors](Store::anchor),
-//! by which calls may be resumed.
+//! A record is owned by the process that inserted it, until another takes it over. A record whose owner no
+//! longer runs is an orphan: a durable store gives the next process the orphans and their
+//! [anchors](Store::set_anchor), by which calls may be resumed.
 //!
 //! The guarantees of every store are tests (`tests/it/stores.rs`). [`MemoryStore`] keeps tasks in this
 //! process, [`DiskStore`] in a folder.
@@ -31,19 +32,19 @@ pub use memory::MemoryStore;
 pub use secret::{KeyPurpose, StoreSecret};
 pub use timed_store::TimedStore;
 
-/// Keeps task records, one version at a time.
+/// Keeps the current version of each task record.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Inserts a new record, as [`RecordVersion::FIRST`], owned by this process. Once this returns,
-    /// [`Store::load`] finds it, here and in every replica, after a loss of power, too, if the store [is
-    /// durable](Store::is_durable).
+    /// Inserts a new record as [`RecordVersion::FIRST`], owned by this process. Once this returns,
+    /// [`Store::load`] finds the record, here and in every replica; also after a loss of power, if the store
+    /// [is durable](Store::is_durable).
     ///
     /// # Errors
     /// [`StoreError::Exists`] if the id is taken; the existing record is not changed.
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError>;
 
-    /// As [`Store::insert`], of a record for which room was reserved: the reservation is dropped in the moment from which
-    /// [`Store::usage`] counts the record, or with a failure.
+    /// As [`Store::insert`], for a record for which quota is reserved. `reservation` is dropped when
+    /// [`Store::usage`] begins to count the record, or when the insertion fails.
     ///
     /// # Errors
     /// As [`Store::insert`].
@@ -57,56 +58,59 @@ pub trait Store: Send + Sync + 'static {
         inserted
     }
 
-    /// The record and its version, or `None` where there is none.
+    /// Returns the record with this id and its version; `None` if there is no such record.
     async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError>;
 
-    /// Replaces the record if its version is still `version`, by the [next](RecordVersion::next); returns
-    /// whether it did. A removed record has no version, and stays removed. The anchor of a record that has
-    /// ended by itself is removed.
+    /// Replaces the record if its current version is still `version`, and gives it the
+    /// [next](RecordVersion::next); returns whether it did. A removed record stays removed. The anchor of a
+    /// record that has completed or failed is removed.
     ///
     /// # Errors
-    /// [`StoreError::Full`] where it would grow beyond the store's [`StoreBounds`]; the record is not
+    /// [`StoreError::Full`] if the record would grow beyond the store's [`StoreBounds`]; the record is not
     /// changed.
     async fn swap(
         &self,
         version: RecordVersion,
         record: Arc<Record>,
-        flush: Durability,
+        durability: Durability,
     ) -> Result<bool, StoreError>;
 
-    /// Stores a task's anchor: the bytes by which its call can be resumed or cancelled. `None` removes it.
-    /// Survives the process, not a loss of power. Unknown ids are no error.
-    async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError>;
+    /// Stores a task's anchor: opaque bytes by which the next process can resume or cancel its call. `None`
+    /// removes the anchor. It survives the end of the process, but not a loss of power. An unknown id is no
+    /// error.
+    async fn set_anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError>;
 
     /// Takes over at most `limit` orphans: unfinished records of former processes, and cancelled ones that
-    /// still have an anchor. They are owned by this process from then on, so each is returned once.
+    /// still have an anchor. This process owns them from then on, so each is returned once.
     async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError>;
 
-    /// The clock that the former process stored. `None` if there is none: the time line then starts at the wall clock.
-    fn kept_clock(&self) -> Option<ClockReading>;
+    /// The reading of the clock that the former process stored last. `None` if there is none: the time line
+    /// of the records then starts at the wall clock.
+    fn stored_clock(&self) -> Option<ClockReading>;
 
-    /// Stores, for the next process, the current time of the records' time line and the offset of the wall clock. It
-    /// survives a loss of power with the next change that does.
-    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError>;
+    /// Stores, for the next process, the current time of the records' time line and the offset of the wall
+    /// clock. The reading survives a loss of power once a later change that must survive one is stored.
+    async fn store_clock(&self, reading: ClockReading) -> Result<(), StoreError>;
 
-    /// Whether the records are there for the next process.
+    /// Whether records survive the end of the process.
     fn is_durable(&self) -> bool {
         false
     }
 
-    /// Changes the bounds; stored records are kept.
+    /// Changes the bounds of the store. Records that exceed the new bounds are kept.
     fn set_bounds(&self, bounds: StoreBounds);
 
     /// Removes a record; unknown ids are no error.
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError>;
 
-    /// At most `limit` of the records whose [`Record::due_at`] is not after `now`, the longest due first.
+    /// Returns at most `limit` of the records whose [`Record::due_at`] is not after `now`, the longest due
+    /// first.
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<DueTask>, StoreError>;
 
-    /// At most `limit` records of one owner in the order of their [`ListCursor`], after `after`; fewer only
-    /// if there are no more. Their results may be left out (empty), because lists show none. Paging from the
-    /// last record of each page returns every record once that exists all the while, whatever is added or
-    /// removed meanwhile.
+    /// Returns at most `limit` records of one owner, in the order of their [`ListCursor`], beginning after
+    /// `after`; fewer only if there are no more. Results may be left out (empty), because lists do not show
+    /// them. Paging from the last record of each page returns each record that exists throughout exactly
+    /// once, whatever is added or removed meanwhile.
     async fn list(
         &self,
         owner: &TaskPrincipal,
@@ -114,10 +118,10 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError>;
 
-    /// At most `limit` finished or unfinished records of all owners, the last inserted first, below number
-    /// `below`; fewer only if there are no more. Each has its number in that order; results may be left out
-    /// as in [`Store::list`]. For operators: reads all unfinished records, and no more finished ones than
-    /// requested.
+    /// Returns at most `limit` finished (`is_ended`) or unfinished records of all owners with a number less
+    /// than `below`, the last inserted first; fewer only if there are no more. Each comes with its number in
+    /// the order of insertion. Results may be left out as in [`Store::list`]. For operators: reads all
+    /// unfinished records, and no more finished ones than requested.
     async fn recent(
         &self,
         is_ended: bool,
@@ -125,68 +129,70 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<(u64, Arc<Record>)>, StoreError>;
 
-    /// Usage in all and of one principal ([`TaskPrincipal::principal`]), for the quotas. Answered
-    /// from memory, so that a quota can be checked under a lock.
+    /// The usage of the store in all and by one principal ([`TaskPrincipal::principal`]), for the quotas.
+    /// Answered from memory, so that a quota can be checked under a lock.
     fn usage(&self, principal: &[u8; 16]) -> StoreUsage;
 
-    /// Number of records of each route and status, in no order, without zeros. The cost does not depend on
-    /// the number of records.
+    /// The number of records of each route and status, in no order, without zeros. The cost does not depend
+    /// on the number of records.
     async fn census(&self) -> Result<Vec<TaskTally>, StoreError>;
 
-    /// Flushes pending changes, and releases the storage. The store must not be used afterwards.
+    /// Flushes pending changes and releases the storage. The store must not be used afterwards.
     async fn close(&self) {}
 }
 
-/// What a change must survive once it is acknowledged, if the store is durable.
+/// The failure that a change must survive once it is acknowledged, if the store is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Durability {
     /// The end of the process.
     Process,
-    /// A loss of power, too.
+    /// A loss of power, and the end of the process.
     Machine,
 }
 
-/// A record that is due.
+/// A record whose [`Record::due_at`] has passed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueTask {
     pub id: TaskId,
-    /// Whether it may be removed; otherwise its lease is to be renewed.
+    /// Whether the task has ended, so that its record may be removed; otherwise its lease must be renewed.
     pub is_ended: bool,
 }
 
-/// A record of a former process.
+/// A record whose former owner no longer runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrphanTask {
     pub version: RecordVersion,
     pub record: Arc<Record>,
+    /// The bytes by which the call can be resumed or cancelled, if any.
     pub anchor: Option<Bytes>,
 }
 
-/// Version of a record; a later change has a greater one.
+/// The version of a record, which each change increases by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RecordVersion(pub u64);
 
-/// Position of a record among those of its owner: by age, then by id. The record may have been removed.
+/// The position of a record among those of its owner: by time of creation, then by id. The record may have
+/// been removed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ListCursor {
     pub created: Timestamp,
     pub id: TaskId,
 }
 
-/// Usage of a store. Finished tasks count until they are removed.
+/// The usage of a store. Finished tasks count until they are removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreUsage {
     /// Tasks of the principal, on all routes.
     pub tasks_of_principal: usize,
     /// Tasks in all.
     pub tasks: usize,
-    /// The sum of [`Record::stored_bytes`].
+    /// The sum of [`Record::stored_bytes`] of all tasks.
     pub stored_bytes: usize,
-    /// The sum for the principal.
+    /// The sum of [`Record::stored_bytes`] of the principal's tasks.
     pub stored_bytes_of_principal: usize,
 }
 
-/// Number of tasks of one route and status.
+/// The number of tasks of one route and status.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TaskTally {
     pub route: Arc<str>,
@@ -200,8 +206,9 @@ pub struct TaskTally {
 /// ([`StoreBounds::ALWAYS_ADMITTED`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreBounds {
+    /// Maximum bytes of all records.
     pub stored_bytes: usize,
-    /// Bytes of one principal, so that none uses up the store.
+    /// Maximum bytes of the records of one principal, so that no principal uses up the store.
     pub stored_bytes_per_principal: usize,
 }
 
@@ -218,7 +225,7 @@ pub enum StoreError {
     Unavailable(String),
 }
 
-/// Outcome of an [`update`].
+/// The outcome of an [`update`].
 #[derive(Debug)]
 pub enum UpdateOutcome {
     /// The event is applied and stored.
@@ -231,16 +238,17 @@ pub enum UpdateOutcome {
         /// The effects to carry out.
         effects: Vec<TaskEffect>,
     },
-    /// The event changes nothing.
+    /// The task does not accept the event, and is unchanged.
     Refused(EventRefusal),
-    /// There is no such record.
+    /// There is no record with this id.
     Unknown,
 }
 
-/// Applies `event` to the record under `id`, and retries until no other change was faster.
+/// Applies `event` to the record with this id and stores the result. Tries again as long as another change of
+/// the record is stored first.
 ///
 /// # Errors
-/// [`StoreError`] where the store fails.
+/// [`StoreError`] if the store fails.
 pub async fn update(
     store: &dyn Store,
     id: &TaskId,
@@ -257,7 +265,7 @@ pub async fn update(
             Err(refusal) => return Ok(UpdateOutcome::Refused(refusal)),
         };
         let after = Arc::new(after);
-        if store.swap(version, Arc::clone(&after), Durability::of(event)).await? {
+        if store.swap(version, Arc::clone(&after), Durability::required_for(event)).await? {
             return Ok(UpdateOutcome::Applied { before, after, version: version.next(), effects });
         }
     }
@@ -266,16 +274,18 @@ pub async fn update(
 // === impl StoreError ===
 
 impl StoreError {
-    /// The limit where the disk has no space left, or its quota is exhausted.
+    /// The name of the limit in [`StoreError::Full`] if the disk has no space left, or its quota is
+    /// exhausted.
     pub const DISK_SPACE: &str = "free space of store.disk";
 }
 
 // === impl Durability ===
 
 impl Durability {
-    /// The durability of an event: the end of a task must survive a loss of power, because it was shown and
-    /// cannot be repeated. Input requests and responses matter only to the call, which a loss of power ends.
-    pub fn of(event: &TaskEvent) -> Self {
+    /// The durability that an event requires. The end of a task must survive a loss of power, because clients
+    /// may have seen it and it cannot be repeated. Input requests and responses matter only to the call,
+    /// which a loss of power ends.
+    pub fn required_for(event: &TaskEvent) -> Self {
         if event.is_end() { Self::Machine } else { Self::Process }
     }
 }
@@ -286,43 +296,45 @@ impl StoreBounds {
     /// No bounds.
     pub const NONE: Self = Self { stored_bytes: usize::MAX, stored_bytes_per_principal: usize::MAX };
 
-    /// A record of at most so many bytes is always admitted, and a record may grow by as many when it ends:
-    /// an error that says why a result was not stored must fit. The number of records is bounded elsewhere.
+    /// Bytes of a record that are admitted even if the store is full, and by which a record may grow when its
+    /// task ends: an error that says why a result was not stored must fit. The number of records is bounded
+    /// elsewhere.
     pub const ALWAYS_ADMITTED: usize = 1 << 10;
 
-    /// Whether `after` may replace a record of `was` bytes, given the current usage.
+    /// Checks whether `after` may replace a record of `old_bytes` bytes, given the current usage.
     ///
     /// # Errors
     /// [`StoreError::Full`] names the limit.
-    fn admit(&self, was: usize, after: &Record, kept: StoreUsage) -> Result<(), StoreError> {
-        let grows = after.stored_bytes().saturating_sub(was);
-        if Self::is_always_admitted(was, after) {
+    fn admit(&self, old_bytes: usize, after: &Record, usage: StoreUsage) -> Result<(), StoreError> {
+        let growth = after.stored_bytes().saturating_sub(old_bytes);
+        if Self::is_always_admitted(old_bytes, after) {
             return Ok(());
         }
-        let of_principal = kept.stored_bytes_of_principal.saturating_add(grows);
+        let of_principal = usage.stored_bytes_of_principal.saturating_add(growth);
         if of_principal > self.stored_bytes_per_principal {
             return Err(StoreError::Full("limits.stored_bytes_per_principal"));
         }
-        if kept.stored_bytes.saturating_add(grows) > self.stored_bytes {
+        if usage.stored_bytes.saturating_add(growth) > self.stored_bytes {
             return Err(StoreError::Full("limits.stored_bytes"));
         }
         Ok(())
     }
 
-    /// Whether `after` may replace a record of `was` bytes whatever the usage is.
-    fn is_always_admitted(was: usize, after: &Record) -> bool {
-        let is = after.stored_bytes();
-        let grows = is.saturating_sub(was);
-        grows == 0 || (if after.state.is_ended() { grows } else { is }) <= Self::ALWAYS_ADMITTED
+    /// Whether `after` may replace a record of `old_bytes` bytes, whatever the usage is.
+    fn is_always_admitted(old_bytes: usize, after: &Record) -> bool {
+        let new_bytes = after.stored_bytes();
+        let growth = new_bytes.saturating_sub(old_bytes);
+        growth == 0 || (if after.state.is_ended() { growth } else { new_bytes }) <= Self::ALWAYS_ADMITTED
     }
 }
 
 // === impl RecordVersion ===
 
 impl RecordVersion {
-    /// The version of an unchanged record.
+    /// The version of a record that has not been changed since its insertion.
     pub const FIRST: Self = Self(0);
 
+    /// The version after one more change.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
@@ -332,7 +344,8 @@ impl RecordVersion {
 // === impl ListCursor ===
 
 impl ListCursor {
-    pub fn of(record: &Record) -> Self {
+    /// The position of this record.
+    pub fn from_record(record: &Record) -> Self {
         Self { created: record.created, id: record.id.clone() }
     }
 }

@@ -1,36 +1,36 @@
-//! The secret of a store, which is kept beside it, never in it.
+//! The secret of a store, which is kept beside the store, never in it.
 
 use ring::hmac;
 
-/// A secret that lasts as long as a store: without it, a copy of the store neither reveals the owners of its
-/// tasks nor allows to forge state that the proxy gave its clients.
+/// The secret of a store, which lasts as long as the store. Without the secret, a copy of the store neither
+/// reveals the owners of its tasks nor allows forging state that the proxy gave its clients.
 #[derive(Clone)]
 pub struct StoreSecret(hmac::Key);
 
-/// Purpose of a derived key. No two are the same key.
+/// The purpose of a derived key. Each purpose has a key of its own.
 #[derive(Clone, Copy, Debug)]
 pub enum KeyPurpose {
-    /// Deriving principals.
+    /// The key by which principals are derived from credentials.
     Principals,
-    /// Sealing `requestState`.
+    /// The key that seals `requestState`.
     States,
-    /// Sealing anchors.
+    /// The key that seals anchors.
     Anchors,
-    /// Recognising the key. The value is not secret: the store contains it.
+    /// A check value by which a store recognises its secret. The value is not secret: the store contains it.
     Check,
 }
 
 // === impl StoreSecret ===
 
 impl StoreSecret {
-    /// From random bytes.
+    /// Creates the secret from random bytes.
     pub fn new(bytes: &[u8; 32]) -> Self {
         Self(hmac::Key::new(hmac::HMAC_SHA256, bytes))
     }
 
-    /// The key for one purpose (one step of HKDF, RFC 5869, 2.3: its input is uniform already).
-    pub fn key(&self, of: KeyPurpose) -> [u8; 32] {
-        let label = match of {
+    /// Derives the key for one purpose (one step of HKDF, RFC 5869, 2.3: the secret is uniform already).
+    pub fn derive_key(&self, purpose: KeyPurpose) -> [u8; 32] {
+        let label = match purpose {
             KeyPurpose::Principals => "deferral principals",
             KeyPurpose::States => "deferral requestState",
             KeyPurpose::Anchors => "deferral anchors",
@@ -50,7 +50,7 @@ mod tests {
         let keys = |bytes| {
             let secret = StoreSecret::new(&[bytes; 32]);
             [KeyPurpose::Principals, KeyPurpose::States, KeyPurpose::Anchors, KeyPurpose::Check]
-                .map(|of| secret.key(of))
+                .map(|of| secret.derive_key(of))
         };
         let all = [keys(1), keys(2)].concat();
         assert_eq!(keys(1), keys(1));

@@ -1,4 +1,4 @@
-//! Duration of store operations, as a metric.
+//! The duration of store operations, as a metric.
 
 use super::{
     DueTask, Durability, ListCursor, OrphanTask, RecordVersion, Store, StoreBounds, StoreError, StoreUsage,
@@ -14,33 +14,35 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use std::sync::Arc;
 
-/// A store whose operations are timed.
+/// Wraps a store, and records the duration of each operation as a metric.
 pub struct TimedStore {
     inner: Arc<dyn Store>,
     clock: SystemClock,
 }
 
-/// The timed operations.
+/// The names of the timed operations in the metric.
 const OPERATIONS: [&str; 9] =
     ["insert", "load", "swap", "anchor", "orphans", "remove", "due", "list", "recent"];
 
 // === impl TimedStore ===
 
 impl TimedStore {
+    /// Wraps `inner`, and registers the metric of each operation.
     pub fn new(inner: Arc<dyn Store>) -> Self {
         metrics::register_store_operations(&OPERATIONS);
         Self { inner, clock: SystemClock::new() }
     }
 
-    async fn time<T>(&self, op: &str, operation: impl Future<Output = T>) -> T {
+    /// Awaits an operation, and records its duration under its name.
+    async fn time<T>(&self, name: &str, operation: impl Future<Output = T>) -> T {
         debug_assert!(
-            OPERATIONS.contains(&op),
-            "{op} is not among the operations that are counted from the start"
+            OPERATIONS.contains(&name),
+            "{name} is not among the operations that are counted from the start"
         );
-        let since = self.clock.now();
-        let answer = operation.await;
-        metrics::record_store_operation(op, self.clock.now() - since);
-        answer
+        let started = self.clock.now();
+        let output = operation.await;
+        metrics::record_store_operation(name, self.clock.now() - started);
+        output
     }
 }
 
@@ -66,26 +68,26 @@ impl Store for TimedStore {
         &self,
         version: RecordVersion,
         record: Arc<Record>,
-        flush: Durability,
+        durability: Durability,
     ) -> Result<bool, StoreError> {
-        self.time("swap", self.inner.swap(version, record, flush)).await
+        self.time("swap", self.inner.swap(version, record, durability)).await
     }
 
-    async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
-        self.time("anchor", self.inner.anchor(id, anchor)).await
+    async fn set_anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
+        self.time("anchor", self.inner.set_anchor(id, anchor)).await
     }
 
     async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
         self.time("orphans", self.inner.take_orphans(limit)).await
     }
 
-    fn kept_clock(&self) -> Option<ClockReading> {
-        self.inner.kept_clock()
+    fn stored_clock(&self) -> Option<ClockReading> {
+        self.inner.stored_clock()
     }
 
-    /// Not timed: not an operation on a task.
-    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
-        self.inner.keep_clock(reading).await
+    /// Not timed, because this is not an operation on a task.
+    async fn store_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+        self.inner.store_clock(reading).await
     }
 
     fn is_durable(&self) -> bool {

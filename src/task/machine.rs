@@ -4,7 +4,7 @@
 //! give the same result, so a store may apply an event again after a concurrent update.
 
 use super::{HistoryKind, InputAnswer, Record, TaskState, retention};
-use crate::protocol::{Timestamp, frame::to_single_line, status_message::shorten, tool_result};
+use crate::protocol::{Timestamp, frame::to_single_line, status_message::truncate, tool_result};
 use bytes::Bytes;
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -151,7 +151,7 @@ pub fn apply(
 type TransitionResult = Result<(Record, Vec<TaskEffect>), EventRefusal>;
 
 fn apply_progress(record: &Record, message: String, now: Timestamp) -> TransitionResult {
-    let message = shorten(message);
+    let message = truncate(message);
     if record.message.as_ref() == Some(&message) {
         return Err(EventRefusal::Unchanged);
     }
@@ -298,7 +298,7 @@ fn transition(record: &Record, state: TaskState, kind: HistoryKind, now: Timesta
 /// *Tasks, Task Execution Errors*).
 fn failure_message(text: Option<String>, fallback: &str) -> String {
     let text = text.filter(|text| !text.trim().is_empty());
-    text.map_or_else(|| fallback.to_owned(), shorten)
+    text.map_or_else(|| fallback.to_owned(), truncate)
 }
 
 /// Returns the status message of a cancelled task.

@@ -1,5 +1,5 @@
-//! One struct for each event. `emit` writes the log line, which has fields instead of sentences, and never
-//! bodies or credentials.
+//! One struct for each event. `emit` writes the log line and updates the metrics. A log line has fields
+//! instead of sentences, and never contains bodies or credentials.
 
 use super::{log::log_suppressed, metrics, tap};
 use crate::protocol::{
@@ -28,72 +28,82 @@ pub enum RequestOutcome {
     TimedOut,
     /// The server failed the call.
     UpstreamFailed,
-    /// A limit or fault of the proxy.
+    /// A limit or a fault of the proxy failed the request.
     ProxyFailed,
     /// The client disconnected before the response, or cancelled.
     Disconnected,
 }
 
-/// A request whose response was sent or whose client disconnected: one entry of the access log.
+/// One entry of the access log: a request whose response was sent, or whose client disconnected.
 pub struct AccessEvent<'a> {
     pub method: &'a str,
-    /// The method as a metrics label; unspecified methods share one.
+    /// The method as the label `method` of metrics: methods that are not in the specification share one.
     pub counted_as: &'a str,
-    /// The tool, if this ends a tool call or its call became a task.
+    /// The tool, if this request ends a tool call or its call became a task. Counted in the metrics of tools.
     pub tool: Option<&'a str>,
-    /// The tool, prompt or resource; empty if there is none.
+    /// The name of the tool or prompt, or the URI of the resource; empty if there is none.
     pub target: &'a str,
     pub route: &'a str,
     /// The name of the token that the client sent, if tokens are required. Never the token itself.
     pub token: Option<&'a str>,
+    /// The principal of the request, as a tag.
     pub principal: &'a dyn fmt::Display,
+    /// `modern` or `legacy`.
     pub client_era: &'a str,
     /// The task that the call became.
     pub task: Option<&'a dyn fmt::Display>,
-    /// The session of a legacy client, as a tag from which the id cannot be derived.
+    /// The session of a legacy client, as a tag that does not reveal the session id.
     pub session: Option<&'a dyn fmt::Display>,
-    /// The status of the task that was shown to the client. With `target`, it documents who fetched which
-    /// task.
+    /// The status of the task that the response shows to the client. With `target`, it documents who fetched
+    /// which task.
     pub shown: Option<&'a str>,
+    /// The HTTP status of the response.
     pub status: u16,
     pub outcome: RequestOutcome,
     /// The reason, unless the outcome is a result: in the proxy's own words, or the code of the server's
     /// error. Never part of the request or the response.
     pub reason: Option<&'a str>,
-    /// The code of the proxy's own error.
+    /// The code of a JSON-RPC error that the proxy itself sent.
     pub code: Option<i64>,
     /// Time spent waiting for the server.
     pub upstream: Duration,
     /// Time from the last byte of the request to the first byte of the response, without `upstream`.
     pub own: Duration,
-    /// Arguments and result, for taps that show them. Never logged.
+    /// The arguments and the result, for taps that show them. Never logged.
     pub content: Option<&'a tap::CallContent>,
 }
 
-/// The proxy serves clients: addresses, routes and effective limits.
+/// The proxy has started to serve clients: its addresses, routes and effective limits.
 pub struct ProxyStarted<'a> {
-    /// The bound addresses.
+    /// The bound addresses for clients.
     pub listen: &'a str,
+    /// The address of the admin listener.
     pub admin: &'a str,
-    /// The metrics listener.
+    /// The address of the metrics listener.
     pub metrics: &'a str,
+    /// Whether clients connect over TLS.
     pub tls: bool,
     /// Each route: its path, server and mode.
     pub routes: &'a str,
     pub store: &'a str,
-    /// The collector of traces.
+    /// The URL of the trace collector.
     pub traces: &'a str,
-    /// Whether `requestState` remains valid after this process: `configured`, or `made at start`.
+    /// Whether `requestState` remains valid after the end of this process: `configured` (it does), or `made
+    /// at start`.
     pub state_keys: &'a str,
+    /// The time in which new calls are still served after a stop signal.
     pub notice: Duration,
+    /// Maximum duration of a drain.
     pub drain: Duration,
     /// The limit of open files.
     pub descriptors: usize,
     /// The limit of open files before it was raised, if it was.
     pub descriptors_before: Option<usize>,
-    /// Effective limits, derived from `descriptors` if not configured.
+    /// The effective `limits.connections`; derived from `descriptors` if not configured.
     pub connections: usize,
+    /// The effective `limits.upstream_connections`; derived likewise.
     pub upstream_connections: usize,
+    /// The effective `limits.calls`.
     pub calls: usize,
     /// Whether the configured limits exceed `descriptors`.
     pub overcommitted: bool,
@@ -107,7 +117,7 @@ pub struct TaskCreated<'a> {
     pub principal: &'a dyn fmt::Display,
 }
 
-/// A request was refused because its head exceeds a limit. It has no access log entry.
+/// A request was refused because its head exceeds a limit. It has no entry in the access log.
 pub struct RequestHeadRefused {
     pub limit: metrics::Limit,
     /// The peer address of the connection.
@@ -116,25 +126,27 @@ pub struct RequestHeadRefused {
 
 /// A request was refused for its `Host` or `Origin`.
 pub struct AccessDenied<'a> {
-    /// The listener: `clients`, `admin` or `metrics`.
+    /// The listener that received the request: `clients`, `admin` or `metrics`.
     pub listener: &'a str,
     /// The peer address of the connection.
     pub client: Option<IpAddr>,
-    /// Earlier hops as claimed by the request (`Forwarded`, else `X-Forwarded-For`). Not verified.
+    /// The earlier hops as the request claims them (`Forwarded`, else `X-Forwarded-For`). Not verified.
     pub forwarded: Option<&'a str>,
     pub host: Option<&'a str>,
     pub origin: Option<&'a str>,
 }
 
-/// A task changed its status.
+/// A task has changed its status.
 pub struct TaskTransition<'a> {
     pub task: &'a dyn fmt::Display,
     pub route: &'a str,
     pub tool: &'a str,
     pub principal: &'a dyn fmt::Display,
+    /// The former status.
     pub from: &'a str,
+    /// The new status.
     pub to: &'a str,
-    /// Set if the task ended with this change.
+    /// The durations of the task, if it ended with this change.
     pub end: Option<TaskEnd>,
     /// Why the task failed: in the proxy's own words, or the code of the server's error. Truncated in the
     /// log.
@@ -144,7 +156,7 @@ pub struct TaskTransition<'a> {
 /// The configuration was reloaded.
 #[derive(Clone, Copy, Debug)]
 pub struct ConfigReloaded<'a> {
-    /// What triggered the reload.
+    /// The trigger of the reload, such as a signal.
     pub by: &'a str,
     /// The keys that changed.
     pub changed: &'a str,
@@ -155,12 +167,13 @@ pub struct ConfigReloaded<'a> {
 /// The configuration could not be reloaded, and nothing changed.
 #[derive(Clone, Copy, Debug)]
 pub struct ConfigRefused<'a> {
+    /// The trigger of the reload.
     pub by: &'a str,
     /// All problems of the configuration.
     pub error: &'a str,
 }
 
-/// A value of the configuration is valid but probably unintended.
+/// A value in the configuration is valid but probably unintended.
 #[derive(Clone, Copy, Debug)]
 pub struct ConfigWarning<'a> {
     /// The position and the fix.
@@ -175,15 +188,16 @@ pub struct TaskCancelledByOperator<'a> {
     pub principal: &'a dyn fmt::Display,
 }
 
-/// Durations of a task that ended, and its error code if it failed.
+/// The durations of a task that ended, and its error code if it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskEnd {
-    /// Duration of the call before it became a task.
+    /// The duration of the call before it became a task.
     pub waited: Duration,
-    /// Duration of the task.
+    /// The duration from the creation of the task to its end.
     pub age: Duration,
+    /// The code of the error, if the task failed.
     pub code: Option<i64>,
-    /// Whether it completed with a result marked as an error of the tool (`isError`).
+    /// Whether the task completed with a result that is marked as an error of the tool (`isError`).
     pub is_tool_error: bool,
 }
 
@@ -198,12 +212,13 @@ pub struct TaskLookupFailed<'a> {
 pub struct WouldDefer<'a> {
     pub tool: &'a str,
     pub route: &'a str,
-    /// The threshold.
+    /// The threshold after which the call would have become a task.
     pub after: Duration,
+    /// The duration of the call.
     pub took: Duration,
     /// Whether the call ended without an error.
     pub is_success: bool,
-    /// The rollout, if it is the only reason.
+    /// The rollout, if the call stayed a call only because of it.
     pub rollout: Option<&'a str>,
 }
 
@@ -214,13 +229,14 @@ pub struct QuotaExceeded<'a> {
     pub principal: &'a dyn fmt::Display,
 }
 
-/// The task store fails. Logged at most once a minute.
+/// The task store has failed. Logged at most once a minute.
 pub struct StoreFailed<'a> {
-    pub doing: &'a str,
+    /// The operation that failed.
+    pub operation: &'a str,
     pub error: &'a dyn fmt::Display,
 }
 
-/// The task store works again.
+/// The task store works again after failures.
 pub struct StoreRecovered;
 
 /// An input request of a server was refused, because no client can respond to it.
@@ -231,14 +247,14 @@ pub struct InputRequestRefused<'a> {
     pub outcome: metrics::InputRequestOutcome,
 }
 
-/// A server sends requests such as pings faster than it accepts the responses, so some responses were
-/// dropped. Logged once until it has caught up.
+/// A server sends requests such as pings faster than it accepts the responses, so that some responses were
+/// dropped. Logged once until the server has caught up.
 pub struct ResponsesDropped {
-    /// Number of responses that are queued.
+    /// The number of responses that are queued.
     pub waiting: usize,
 }
 
-/// An event of a server's stream is not a valid message, and was skipped.
+/// An event of a server's SSE stream is not a valid message, and was skipped.
 pub struct EventSkipped<'a> {
     pub route: &'a str,
     pub why: &'a dyn fmt::Display,
@@ -246,6 +262,7 @@ pub struct EventSkipped<'a> {
 
 /// A message could not be delivered to a server, despite retries.
 pub struct MessageUndelivered<'a> {
+    /// The kind of message.
     pub what: &'a str,
     pub error: &'a dyn fmt::Display,
 }
@@ -253,14 +270,14 @@ pub struct MessageUndelivered<'a> {
 /// The process of a stdio server ended.
 pub struct ServerProcessEnded<'a> {
     pub route: &'a str,
-    /// The exit status, in words.
-    pub how: &'a str,
-    /// Lifetime of the process.
-    pub up: Duration,
-    /// Whether the proxy ended it.
-    pub is_wanted: bool,
-    /// Its last lines on standard error.
-    pub said: &'a str,
+    /// A description of the exit status.
+    pub exit_status: &'a str,
+    /// The time for which the process ran.
+    pub uptime: Duration,
+    /// Whether the proxy itself stopped the process.
+    pub was_requested: bool,
+    /// The last lines of the process on standard error.
+    pub last_stderr_lines: &'a str,
 }
 
 /// The process of a stdio server did not start.
@@ -274,7 +291,7 @@ pub struct ServerNotStarted<'a> {
 /// An additional process of a stdio server was started.
 pub struct ServerProcessAdded<'a> {
     pub route: &'a str,
-    /// Current number of processes.
+    /// The number of processes, including the new one.
     pub processes: usize,
     /// Why the other processes are not sufficient.
     pub why: &'a str,
@@ -282,17 +299,17 @@ pub struct ServerProcessAdded<'a> {
     pub remedy: &'a str,
 }
 
-/// A line of a stdio server on standard error.
+/// A stdio server wrote a line to standard error.
 pub struct ServerStderrLine<'a> {
     pub route: &'a str,
     pub line: &'a str,
 }
 
-/// Output of a stdio server is not a valid message, and was skipped.
+/// A line on the standard output of a stdio server is not a valid message, and was skipped.
 pub struct ServerOutputSkipped<'a> {
     pub route: &'a str,
     pub why: &'a str,
-    /// The start of the line.
+    /// The beginning of the skipped line.
     pub line: &'a str,
 }
 
@@ -301,21 +318,21 @@ pub struct ServerOmitsVersion<'a> {
     pub route: &'a str,
 }
 
-/// The log could not be written fast enough; `count` lines are missing here.
+/// The log could not be written fast enough: `count` lines are missing at this point.
 pub struct LogLinesDropped {
     pub count: u64,
 }
 
-/// Lines of one kind were suppressed, because there were too many.
+/// Log lines of one kind were suppressed, because there were too many.
 pub struct LogLinesSuppressed<'a> {
-    /// The `event` of the lines.
+    /// The field `event` of the suppressed lines.
     pub lines: &'a str,
-    /// The route or the task of the lines; empty if they have none.
-    pub of: &'a str,
+    /// The route or the task of the suppressed lines; empty if they have none.
+    pub scope: &'a str,
     pub count: u64,
 }
 
-/// Spans were lost. Logged at most once a minute.
+/// Spans of traces were lost. Logged at most once a minute.
 #[cfg(feature = "otlp")]
 pub struct SpansLost<'a> {
     /// Spans dropped because the queue was full.
@@ -326,71 +343,80 @@ pub struct SpansLost<'a> {
     pub why: &'a str,
 }
 
-/// Outcome of the tasks that an earlier process left behind.
+/// The outcome of the tasks that an earlier process left behind.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct OrphanSummary {
-    /// Calls that their servers resumed.
+    /// The number of calls that their servers resumed.
     pub resumed: usize,
-    /// Calls that can be resumed once their clients provide credentials.
+    /// The number of calls that can be resumed once their clients provide credentials.
     pub waiting: usize,
-    /// Calls whose servers have not responded yet.
+    /// The number of calls whose servers have not responded yet.
     pub pending: usize,
-    /// Tasks that failed, because their calls were lost or their servers refused to resume them.
+    /// The number of tasks that failed, because their calls were lost or their servers refused to resume
+    /// them.
     pub failed: usize,
-    /// Cancelled tasks whose servers were notified again.
+    /// The number of cancelled tasks whose servers were notified again.
     pub cancelled: usize,
-    /// Cancelled tasks whose servers could not be notified.
+    /// The number of cancelled tasks whose servers could not be notified.
     pub untold: usize,
-    /// In the second line: the number of tasks that were waiting or pending in the first one, which are
-    /// counted here.
+    /// `None` in the first line. In the second line, the number of tasks that were waiting or pending in the
+    /// first line, and that the other fields count now.
     pub waited: Option<usize>,
 }
 
 /// The counters of a store on disk were wrong, and have been repaired.
 pub struct StoreCountsRepaired<'a> {
+    /// The folder of the store.
     pub folder: &'a dyn fmt::Display,
-    /// Number of wrong counters, of principals and of pairs of route and status.
+    /// The number of wrong counters: of principals, and of pairs of route and status.
     pub counts: usize,
-    /// Tasks that were counted but do not exist, and tasks that exist but were not counted.
+    /// The number of tasks that were counted but do not exist.
     pub surplus_tasks: usize,
+    /// The bytes of tasks that were counted but do not exist.
     pub surplus_bytes: usize,
+    /// The number of tasks that exist but were not counted.
     pub missing_tasks: usize,
+    /// The bytes of tasks that exist but were not counted.
     pub missing_bytes: usize,
 }
 
-/// The counters of a store on disk could not be verified.
+/// The counters of a store on disk could not be compared with its rows.
 pub struct StoreCountsUnchecked<'a> {
     pub error: &'a dyn fmt::Display,
 }
 
-/// The proxy received a stop signal, and still serves new calls.
+/// The proxy has received a stop signal, and still serves new calls for a while.
 pub struct ShutdownNotice {
-    /// Time in which new calls are still served.
+    /// The time in which new calls are still served.
     pub notice: Duration,
 }
 
-/// The proxy drains: calls and tasks that are still active.
+/// The proxy has begun to drain. Counts what is still active.
 pub struct DrainStarted {
+    /// The number of calls in flight.
     pub calls: usize,
+    /// The number of unfinished tasks.
     pub tasks: usize,
-    /// Task results that have not been fetched.
+    /// The number of task results that have not been fetched.
     pub results: usize,
     /// Maximum duration of the drain.
     pub limit: Duration,
 }
 
-/// The proxy stopped: outcome of the drained calls and tasks.
+/// The proxy has stopped. Counts the outcomes of the drained calls and tasks.
 #[derive(Default)]
 pub struct DrainCompleted {
-    /// Calls and tasks that ended by themselves.
+    /// The number of calls and tasks that ended by themselves.
     pub ended: usize,
-    /// Calls that became tasks during the drain.
+    /// The number of calls that became tasks during the drain.
     pub became_tasks: usize,
-    /// Tasks left to the next process, whose calls continue.
+    /// The number of tasks that are left to the next process, and whose calls continue.
     pub tasks_released: usize,
+    /// The number of calls that were aborted.
     pub calls_lost: usize,
+    /// The number of tasks whose calls were aborted.
     pub tasks_lost: usize,
-    /// Task results that were not fetched and are lost.
+    /// The number of task results that were not fetched and are lost.
     pub results_lost: usize,
     /// Whether a second signal ended the drain early.
     pub hurried: bool,
@@ -412,6 +438,7 @@ impl RequestOutcome {
         Self::Disconnected,
     ];
 
+    /// The outcome as the access log and the metrics show it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Result => "result",
@@ -429,8 +456,8 @@ impl RequestOutcome {
 }
 
 impl From<ErrorOrigin> for RequestOutcome {
-    fn from(fault: ErrorOrigin) -> Self {
-        match fault {
+    fn from(origin: ErrorOrigin) -> Self {
+        match origin {
             ErrorOrigin::Client => Self::Refused,
             ErrorOrigin::Server => Self::UpstreamFailed,
             ErrorOrigin::Proxy => Self::ProxyFailed,
@@ -466,8 +493,9 @@ macro_rules! access {
 }
 
 impl AccessEvent<'_> {
-    /// Logs at `WARN` if the server is at fault, because the operator can act on it, and at `DEBUG` for
-    /// requests that clients repeat while they wait, unless they fail.
+    /// Logs the entry, updates the metrics, and publishes it to taps. The level is `WARN` if the server is at
+    /// fault, because the operator can act on it, and `DEBUG` for successful requests that clients repeat
+    /// while they wait.
     pub fn emit(&self) {
         metrics::record_request(self.route, self.counted_as, self.outcome);
         if let Some(tool) = self.tool {
@@ -477,7 +505,7 @@ impl AccessEvent<'_> {
             metrics::record_outcome_unknown(self.route);
         }
         if tap::is_open() {
-            self.show();
+            self.publish_to_taps();
         }
         match self.outcome {
             RequestOutcome::UpstreamFailed | RequestOutcome::TimedOut => access!(warn, self),
@@ -493,8 +521,8 @@ impl AccessEvent<'_> {
         }
     }
 
-    /// Whether clients repeat this request: polling a task, a ping, and fetching a ticket's result while the
-    /// call is still running.
+    /// Whether clients repeat this request while they wait: polling a task, a ping, and fetching a ticket's
+    /// result while the call is still running.
     fn is_poll(&self) -> bool {
         match self.counted_as {
             "tasks/get" | "ping" => true,
@@ -506,10 +534,11 @@ impl AccessEvent<'_> {
 
 impl AccessEvent<'_> {
     /// Publishes the event to the open taps.
-    fn show(&self) {
+    fn publish_to_taps(&self) {
         let tool = if self.method == "tools/call" { self.target } else { "" };
-        let about = tap::TapSubject { route: self.route, principal: self.principal, token: self.token, tool };
-        tap::publish("request", about, self.content, |line| {
+        let subject =
+            tap::TapSubject { route: self.route, principal: self.principal, token: self.token, tool };
+        tap::publish("request", subject, self.content, |line| {
             let mut put = |name: &str, value: serde_json::Value| drop(line.insert(name.to_owned(), value));
             put("method", self.method.into());
             put("target", self.target.into());
@@ -529,17 +558,17 @@ impl AccessEvent<'_> {
 }
 
 /// Publishes a change of a task to the open taps.
-fn show_task(
+fn publish_task_to_taps(
     task: &dyn fmt::Display,
-    about: tap::TapSubject<'_>,
+    subject: tap::TapSubject<'_>,
     (from, to): (&str, &str),
     end: Option<TaskEnd>,
     reason: Option<&str>,
 ) {
-    tap::publish("task", about, None, |line| {
+    tap::publish("task", subject, None, |line| {
         let mut put = |name: &str, value: serde_json::Value| drop(line.insert(name.to_owned(), value));
         put("task", task.to_string().into());
-        put("tool", about.tool.into());
+        put("tool", subject.tool.into());
         put("from", from.into());
         put("to", to.into());
         if let Some(TaskEnd { waited, age, code, is_tool_error }) = end {
@@ -556,6 +585,7 @@ fn show_task(
 // === impl ProxyStarted ===
 
 impl ProxyStarted<'_> {
+    /// Writes the log line, and updates the metrics of the event if it has any.
     pub fn emit(&self) {
         tracing::info!(
             target: "deferral",
@@ -593,12 +623,12 @@ impl ProxyStarted<'_> {
 // === impl ServerProcessEnded ===
 
 impl ServerProcessEnded<'_> {
-    /// Logs suppressed lines of the process first.
+    /// Logs the end of the process, after the count of its suppressed lines.
     pub fn emit(&self) {
         log_suppressed();
-        if self.is_wanted {
+        if self.was_requested {
             tracing::info!(
-                target: "deferral::server", event = "ended", route = self.route, how = self.how, up_ms = millis(self.up),
+                target: "deferral::server", event = "ended", route = self.route, how = self.exit_status, up_ms = millis(self.uptime),
             );
             return;
         }
@@ -606,9 +636,9 @@ impl ServerProcessEnded<'_> {
             target: "deferral::server",
             event = "ended_unexpectedly",
             route = self.route,
-            how = self.how,
-            up_ms = millis(self.up),
-            said = self.said,
+            how = self.exit_status,
+            up_ms = millis(self.uptime),
+            said = self.last_stderr_lines,
         );
     }
 }
@@ -616,10 +646,11 @@ impl ServerProcessEnded<'_> {
 // === impl RequestHeadRefused ===
 
 impl RequestHeadRefused {
+    /// Writes the log line, and updates the metrics of the event if it has any.
     pub fn emit(&self) {
         self.limit.record_hit();
         tracing::warn!(
-            target: "deferral", event = "head_refused", limit = self.limit.key(), client = self.client.map(shown),
+            target: "deferral", event = "head_refused", limit = self.limit.key(), client = self.client.map(display_address),
         );
     }
 }
@@ -627,7 +658,7 @@ impl RequestHeadRefused {
 // === impl EventSkipped ===
 
 impl EventSkipped<'_> {
-    /// Logs at `DEBUG`, because a server may use such events as keep-alive.
+    /// Logs the event at `DEBUG`, because a server may use such events as keep-alive.
     pub fn emit(&self) {
         metrics::record_event_skipped(self.route);
         tracing::debug!(
@@ -639,16 +670,17 @@ impl EventSkipped<'_> {
 // === impl TaskCreated, TaskTransition, WouldDefer, InputRequestRefused, QuotaExceeded, LogLinesDropped ===
 
 impl TaskCreated<'_> {
+    /// Writes the log line, and updates the metrics of the event if it has any.
     pub fn emit(&self) {
         metrics::record_task_created(self.route, self.tool);
         if tap::is_open() {
-            let about = tap::TapSubject {
+            let subject = tap::TapSubject {
                 route: self.route,
                 principal: self.principal,
                 token: None,
                 tool: self.tool,
             };
-            show_task(self.task, about, ("call", "working"), None, None);
+            publish_task_to_taps(self.task, subject, ("call", "working"), None, None);
         }
         tracing::info!(
             name: "task",
@@ -686,8 +718,8 @@ macro_rules! transition {
 }
 
 impl TaskTransition<'_> {
-    /// Logs at `WARN` if the server or the proxy caused the failure, because no client may be connected to
-    /// see it.
+    /// Logs the transition, updates the metrics, and publishes it to taps. The level is `WARN` if the server
+    /// or the proxy caused a failure, because no client may be connected to see it.
     pub fn emit(&self) {
         if let Some(TaskEnd { waited, age, code, is_tool_error }) = self.end {
             let is_success = self.to == "completed" && !is_tool_error;
@@ -697,13 +729,13 @@ impl TaskTransition<'_> {
             }
         }
         if tap::is_open() {
-            let about = tap::TapSubject {
+            let subject = tap::TapSubject {
                 route: self.route,
                 principal: self.principal,
                 token: None,
                 tool: self.tool,
             };
-            show_task(self.task, about, (self.from, self.to), self.end, self.reason);
+            publish_task_to_taps(self.task, subject, (self.from, self.to), self.end, self.reason);
         }
         match self.end.and_then(|end| end.code).map(origin_of) {
             Some(ErrorOrigin::Server | ErrorOrigin::Proxy) => transition!(warn, self),
@@ -713,6 +745,7 @@ impl TaskTransition<'_> {
 }
 
 impl WouldDefer<'_> {
+    /// Writes the log line, and updates the metrics of the event if it has any.
     pub fn emit(&self) {
         metrics::record_would_defer(self.route, self.tool, self.is_success);
         tracing::info!(
@@ -729,6 +762,7 @@ impl WouldDefer<'_> {
 }
 
 impl InputRequestRefused<'_> {
+    /// Writes the log line, and updates the metrics of the event if it has any.
     pub fn emit(&self) {
         metrics::record_input_request(self.route, self.method, self.outcome);
         tracing::warn!(
@@ -742,6 +776,7 @@ impl InputRequestRefused<'_> {
 }
 
 impl QuotaExceeded<'_> {
+    /// Writes the log line, and updates the metrics of the event if it has any.
     pub fn emit(&self) {
         metrics::Limit::record_hit_by_key(self.limit);
         tracing::warn!(
@@ -754,24 +789,27 @@ impl QuotaExceeded<'_> {
 }
 
 impl LogLinesSuppressed<'_> {
+    /// Writes the log line, and updates the metrics of the event if it has any.
     pub fn emit(&self) {
         tracing::warn!(
-            name: "record", target: "deferral", event = "lines_suppressed", lines = self.lines, of = self.of, count = self.count,
+            name: "record", target: "deferral", event = "lines_suppressed", lines = self.lines, of = self.scope, count = self.count,
         );
     }
 }
 
 impl LogLinesDropped {
-    /// The metric was incremented when the lines were dropped.
+    /// Writes the log line; the metric was incremented when the lines were dropped.
     pub fn emit(&self) {
         tracing::warn!(name: "record", target: "deferral", event = "log_lines_dropped", count = self.count);
     }
 }
 
-/// Implements `emit` for events with a single line: level, target, event name and fields. `it` is the event.
+/// Implements `emit` for events with a single log line: level, target, event name and fields. `it` is the
+/// event.
 macro_rules! lines {
     ($($happening:ident $(<$life:lifetime>)? as $it:ident: $level:ident $target:literal $event:literal $fields:tt)*) => {
         $(impl $happening $(<$life>)? {
+            /// Writes the log line, and updates the metrics of the event if it has any.
             pub fn emit(&self) {
                 let $it = self;
                 lines!($level $target $event $fields);
@@ -785,13 +823,13 @@ macro_rules! lines {
 
 lines! {
     AccessDenied<'_> as it: warn "deferral" "access_denied" {
-        listener = it.listener, client = it.client.map(shown), forwarded = it.forwarded.map(beginning), host = it.host.map(beginning), origin = it.origin.map(beginning)
+        listener = it.listener, client = it.client.map(display_address), forwarded = it.forwarded.map(beginning), host = it.host.map(beginning), origin = it.origin.map(beginning)
     }
     TaskLookupFailed<'_> as it: warn "deferral::task" "lookup_failed" {
         method = it.method, principal = %it.principal, reason = it.reason
     }
     StoreRecovered as _it: info "deferral::task" "store_back" {}
-    StoreFailed<'_> as it: warn "deferral::task" "store_failed" { doing = it.doing, error = %it.error }
+    StoreFailed<'_> as it: warn "deferral::task" "store_failed" { doing = it.operation, error = %it.error }
     StoreCountsRepaired<'_> as it: warn "deferral::task" "counts_mended" {
         store = %it.folder, counts = it.counts, surplus_tasks = it.surplus_tasks, surplus_bytes = it.surplus_bytes, missing_tasks = it.missing_tasks, missing_bytes = it.missing_bytes
     }
@@ -846,15 +884,16 @@ fn millis(duration: Duration) -> f64 {
 }
 
 /// Formats an address, IPv4-mapped ones as IPv4.
-fn shown(address: IpAddr) -> tracing::field::DisplayValue<IpAddr> {
+fn display_address(address: IpAddr) -> tracing::field::DisplayValue<IpAddr> {
     tracing::field::display(address.to_canonical())
 }
 
-/// Maximum length of a logged value of a peer, in characters.
-const SHOWN: usize = 200;
+/// Maximum length of a logged value that a peer chose, in characters.
+const MAX_PEER_VALUE_CHARS: usize = 200;
 
+/// Truncates a text that a peer chose, for the log.
 fn beginning(text: &str) -> &str {
-    text.char_indices().nth(SHOWN).map_or(text, |(end, _)| &text[..end])
+    text.char_indices().nth(MAX_PEER_VALUE_CHARS).map_or(text, |(end, _)| &text[..end])
 }
 
 /// Converts to whole microseconds.
@@ -908,7 +947,7 @@ mod tests {
         let kept = Arc::clone(&written);
         let take = move |_: &tracing::Level, line: &str| kept.lock().expect("whole").push_str(line);
         let lines = LogLayer::new(LineFormat::Text, || UNIX_EPOCH, take);
-        let (long, cut) = ("é".repeat(10_000), "é".repeat(SHOWN));
+        let (long, cut) = ("é".repeat(10_000), "é".repeat(MAX_PEER_VALUE_CHARS));
         tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
             let (host, forwarded) = (Some(&*long), Some(&*long));
             AccessDenied { listener: "clients", client: None, forwarded, host, origin: None }.emit();

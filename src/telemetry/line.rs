@@ -35,60 +35,64 @@ pub enum LineFormat {
     Json,
 }
 
-/// A `tracing` layer that formats each event as a line and passes it to `take`.
+/// A `tracing` layer that formats each event as a line, and passes the line to a sink.
 #[derive(Clone, Debug)]
 pub struct LogLayer<F> {
     format: LineFormat,
-    /// Whether levels are coloured, in text.
-    colour: bool,
+    /// Whether levels and times are coloured; only in text.
+    is_coloured: bool,
+    /// Reads the wall clock.
     now: fn() -> SystemTime,
-    take: F,
+    /// The sink, which gets complete lines.
+    sink: F,
+    /// The throttle, and the function that is called for the first suppressed line of each kind.
     throttle: Option<(Arc<LogThrottle>, fn())>,
 }
 
-/// Writes the fields of an event.
+/// Appends the fields of an event to a line.
 struct FieldWriter<'a> {
     format: LineFormat,
     line: &'a mut String,
 }
 
-/// Appends a value to a line, up to a maximum size.
+/// Appends a value to a line, up to a maximum size; then fails.
 struct ValueWriter<'a> {
     line: &'a mut String,
-    left: usize,
+    /// The number of bytes that may still be written.
+    remaining: usize,
 }
 
-/// The formatted second of the previous line, which the next line usually shares.
+/// The formatted second of the previous line, which the next line mostly shares.
 struct CachedSecond {
     since_epoch: u64,
-    /// `2026-07-28T10:30:00`
-    shown: String,
+    /// The second in UTC, as in `2026-07-28T10:30:00`.
+    formatted: String,
 }
 
-/// Maximum size of a value, in bytes; longer ones end with an ellipsis.
+/// Maximum size of a value, in bytes; a longer value is cut and ends with an ellipsis.
 const MAX_VALUE_BYTES: usize = 4096;
 
-/// The field with the message of an event.
+/// The name of the field with the message of an event.
 const MESSAGE: &str = "message";
 
 thread_local! {
     /// Buffer in which lines are formatted, reused to avoid allocations.
     static LINE: RefCell<String> = const { RefCell::new(String::new()) };
-    static SECOND: RefCell<CachedSecond> = const { RefCell::new(CachedSecond { since_epoch: u64::MAX, shown: String::new() }) };
+    static SECOND: RefCell<CachedSecond> = const { RefCell::new(CachedSecond { since_epoch: u64::MAX, formatted: String::new() }) };
 }
 
 // === impl LogLayer ===
 
 impl<F: Fn(&Level, &str)> LogLayer<F> {
-    /// A layer with this format and clock. `take` gets complete lines, including the line break.
-    pub const fn new(format: LineFormat, now: fn() -> SystemTime, take: F) -> Self {
-        Self { format, colour: false, now, take, throttle: None }
+    /// Creates a layer with this format and clock. `sink` gets complete lines, including the line break.
+    pub const fn new(format: LineFormat, now: fn() -> SystemTime, sink: F) -> Self {
+        Self { format, is_coloured: false, now, sink, throttle: None }
     }
 
-    /// Enables colours for a terminal.
+    /// Enables colours for a terminal, in text.
     #[must_use]
-    pub fn coloured(mut self, colour: bool) -> Self {
-        self.colour = colour && self.format == LineFormat::Text;
+    pub fn coloured(mut self, is_coloured: bool) -> Self {
+        self.is_coloured = is_coloured && self.format == LineFormat::Text;
         self
     }
 
@@ -103,7 +107,7 @@ impl<F: Fn(&Level, &str)> LogLayer<F> {
     /// Whether the throttle lets an event through.
     fn is_admitted(&self, event: &Event<'_>) -> bool {
         let Some((throttle, suppressed)) = &self.throttle else { return true };
-        match throttle.judge(event, || SystemClock::new().now()) {
+        match throttle.check(event, || SystemClock::new().now()) {
             ThrottleVerdict::Write => true,
             ThrottleVerdict::Suppress { is_first } => {
                 if is_first {
@@ -115,11 +119,11 @@ impl<F: Fn(&Level, &str)> LogLayer<F> {
     }
 
     fn write(&self, event: &Event<'_>, line: &mut String) {
-        let about = event.metadata();
+        let metadata = event.metadata();
         let at = (self.now)().duration_since(UNIX_EPOCH).unwrap_or_default();
         match self.format {
             LineFormat::Text => {
-                let (dim, strong, plain) = match (self.colour, *about.level()) {
+                let (dim, level_colour, reset) = match (self.is_coloured, *metadata.level()) {
                     (false, _) => ("", "", ""),
                     (true, Level::ERROR) => ("\x1b[2m", "\x1b[31m", "\x1b[0m"),
                     (true, Level::WARN) => ("\x1b[2m", "\x1b[33m", "\x1b[0m"),
@@ -129,27 +133,27 @@ impl<F: Fn(&Level, &str)> LogLayer<F> {
                 };
                 line.push_str(dim);
                 write_time(at, line);
-                line.push_str(plain);
+                line.push_str(reset);
                 line.push(' ');
-                line.push_str(strong);
+                line.push_str(level_colour);
                 // Pads levels to equal width.
-                line.push_str(if about.level().as_str().len() == 4 { " " } else { "" });
-                line.push_str(about.level().as_str());
-                line.push_str(plain);
+                line.push_str(if metadata.level().as_str().len() == 4 { " " } else { "" });
+                line.push_str(metadata.level().as_str());
+                line.push_str(reset);
                 line.push(' ');
                 line.push_str(dim);
-                line.push_str(about.target());
+                line.push_str(metadata.target());
                 line.push(':');
-                line.push_str(plain);
+                line.push_str(reset);
                 event.record(&mut FieldWriter { format: self.format, line });
             }
             LineFormat::Json => {
                 line.push_str("{\"timestamp\":\"");
                 write_time(at, line);
                 line.push_str("\",\"level\":\"");
-                line.push_str(about.level().as_str());
+                line.push_str(metadata.level().as_str());
                 line.push_str("\",\"logger\":\"");
-                line.push_str(about.target());
+                line.push_str(metadata.target());
                 line.push('"');
                 event.record(&mut FieldWriter { format: self.format, line });
                 line.push('}');
@@ -171,9 +175,9 @@ where
         let write_line = |line: &mut String| {
             line.clear();
             self.write(event, line);
-            (self.take)(event.metadata().level(), line);
+            (self.sink)(event.metadata().level(), line);
         };
-        LINE.with(|kept| match kept.try_borrow_mut() {
+        LINE.with(|buffer| match buffer.try_borrow_mut() {
             Ok(mut line) => write_line(&mut line),
             // Formatting a value may itself log an event.
             Err(_) => write_line(&mut String::new()),
@@ -185,9 +189,9 @@ where
 
 impl FieldWriter<'_> {
     /// Writes the name of a field and the separator.
-    fn name(&mut self, field: &Field) {
+    fn write_name(&mut self, field: &Field) {
         let name = field.name();
-        // Raw identifiers have a prefix in their names.
+        // A field whose name is a Rust keyword has the prefix of a raw identifier.
         let name = name.strip_prefix("r#").unwrap_or(name);
         match self.format {
             LineFormat::Text => {
@@ -210,72 +214,76 @@ impl FieldWriter<'_> {
     }
 
     /// Writes a value that needs no escaping, such as a number or `true`.
-    fn bare(&mut self, field: &Field, value: &str) {
-        self.name(field);
+    fn write_bare(&mut self, field: &Field, value: &str) {
+        self.write_name(field);
         self.line.push_str(value);
     }
 
-    /// Writes an arbitrary value: first as is, then again with escapes if it contains special characters,
+    /// Writes an arbitrary value: first as it is, then again with escapes if it contains special characters,
     /// which is rare.
-    fn anything(&mut self, field: &Field, put: impl FnOnce(&mut ValueWriter<'_>) -> fmt::Result) {
-        self.name(field);
-        let json = self.format == LineFormat::Json;
-        let sentence = !json && field.name() == MESSAGE;
-        if json {
+    fn write_escaped(
+        &mut self,
+        field: &Field,
+        write_value: impl FnOnce(&mut ValueWriter<'_>) -> fmt::Result,
+    ) {
+        self.write_name(field);
+        let is_json = self.format == LineFormat::Json;
+        let is_message = !is_json && field.name() == MESSAGE;
+        if is_json {
             self.line.push('"');
         }
         let begin = self.line.len();
-        let mut value = ValueWriter { line: self.line, left: MAX_VALUE_BYTES };
-        // `put` fails only if the value exceeds the limit; the truncated value is kept.
-        let cut = put(&mut value).is_err();
-        let found = marks(&self.line.as_bytes()[begin..]);
-        let quoted = !json && !sentence && (found != 0 || self.line.len() == begin);
-        if quoted || found & (if sentence { HIDDEN } else { HIDDEN | QUOTES }) != 0 {
+        let mut value = ValueWriter { line: self.line, remaining: MAX_VALUE_BYTES };
+        // `write_value` fails only if the value exceeds the limit; the truncated value is kept.
+        let is_truncated = write_value(&mut value).is_err();
+        let value_marks = find_marks(&self.line.as_bytes()[begin..]);
+        let is_quoted = !is_json && !is_message && (value_marks != 0 || self.line.len() == begin);
+        if is_quoted || value_marks & (if is_message { HIDDEN } else { HIDDEN | QUOTES }) != 0 {
             let raw = self.line.split_off(begin);
-            self.line.push_str(if quoted { "\"" } else { "" });
-            escape(&raw, !sentence, self.line);
+            self.line.push_str(if is_quoted { "\"" } else { "" });
+            write_with_escapes(&raw, !is_message, self.line);
         }
-        self.line.push_str(if cut { "…" } else { "" });
-        self.line.push_str(if quoted || json { "\"" } else { "" });
+        self.line.push_str(if is_truncated { "…" } else { "" });
+        self.line.push_str(if is_quoted || is_json { "\"" } else { "" });
     }
 }
 
 impl Visit for FieldWriter<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
-        // Fast path for plain words.
+        // Write a plain word without scanning it again.
         if self.format == LineFormat::Text
             && !value.is_empty()
             && value.len() <= MAX_VALUE_BYTES
-            && marks(value.as_bytes()) == 0
+            && find_marks(value.as_bytes()) == 0
         {
-            return self.bare(field, value);
+            return self.write_bare(field, value);
         }
-        self.anything(field, |line| line.write_str(value));
+        self.write_escaped(field, |line| line.write_str(value));
     }
 
     /// Writes a value by its `Display` or `Debug` implementation.
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.anything(field, |line| write!(line, "{value:?}"));
+        self.write_escaped(field, |line| write!(line, "{value:?}"));
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.bare(field, itoa::Buffer::new().format(value));
+        self.write_bare(field, itoa::Buffer::new().format(value));
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.bare(field, itoa::Buffer::new().format(value));
+        self.write_bare(field, itoa::Buffer::new().format(value));
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.bare(field, if value { "true" } else { "false" });
+        self.write_bare(field, if value { "true" } else { "false" });
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
         match self.format {
             // JSON cannot represent NaN and infinities.
-            LineFormat::Json if !value.is_finite() => self.bare(field, "null"),
+            LineFormat::Json if !value.is_finite() => self.write_bare(field, "null"),
             LineFormat::Json | LineFormat::Text => {
-                self.name(field);
+                self.write_name(field);
                 write!(self.line, "{value}").expect("a string takes everything");
             }
         }
@@ -285,15 +293,15 @@ impl Visit for FieldWriter<'_> {
 // === impl ValueWriter ===
 
 impl Write for ValueWriter<'_> {
-    fn write_str(&mut self, more: &str) -> fmt::Result {
-        if more.len() <= self.left {
-            self.left -= more.len();
-            self.line.push_str(more);
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if text.len() <= self.remaining {
+            self.remaining -= text.len();
+            self.line.push_str(text);
             return Ok(());
         }
-        let whole = (0..=self.left).rev().find(|&end| more.is_char_boundary(end)).unwrap_or(0);
-        self.line.push_str(&more[..whole]);
-        self.left = 0;
+        let fitting = (0..=self.remaining).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        self.line.push_str(&text[..fitting]);
+        self.remaining = 0;
         Err(fmt::Error)
     }
 }
@@ -305,7 +313,7 @@ const QUOTES: u8 = 2;
 /// Marks bytes of characters that may need escaping, including all that are not ASCII.
 const HIDDEN: u8 = 4;
 
-/// The marks of each byte.
+/// The marks of each byte value.
 static MARKS: [u8; 256] = {
     let mut marks = [0; 256];
     let mut byte = 0;
@@ -321,15 +329,16 @@ static MARKS: [u8; 256] = {
     marks
 };
 
-fn marks(value: &[u8]) -> u8 {
+/// The marks of all bytes of a value together.
+fn find_marks(value: &[u8]) -> u8 {
     value.iter().fold(0, |found, &byte| found | MARKS[usize::from(byte)])
 }
 
 /// Appends a value with special characters escaped as in JSON.
-fn escape(raw: &str, quoted: bool, line: &mut String) {
+fn write_with_escapes(raw: &str, escapes_quotes: bool, line: &mut String) {
     for character in raw.chars() {
         match character {
-            '"' | '\\' if quoted => line.extend(['\\', character]),
+            '"' | '\\' if escapes_quotes => line.extend(['\\', character]),
             '\n' => line.push_str("\\n"),
             '\r' => line.push_str("\\r"),
             '\t' => line.push_str("\\t"),
@@ -338,12 +347,12 @@ fn escape(raw: &str, quoted: bool, line: &mut String) {
                     write!(line, "\\u{unit:04x}").expect("a string takes everything");
                 }
             }
-            shown => line.push(shown),
+            visible => line.push(visible),
         }
     }
 }
 
-/// Whether a character is not displayed itself: terminal controls (C0 and C1), line separators, direction
+/// Whether a character is not displayed as itself: terminal controls (C0 and C1), line separators, direction
 /// changes, and invisible characters.
 const fn is_hidden(character: char) -> bool {
     matches!(
@@ -367,19 +376,19 @@ fn write_time(since_epoch: Duration, line: &mut String) {
     SECOND.with_borrow_mut(|second| {
         if second.since_epoch != since_epoch.as_secs() {
             second.since_epoch = since_epoch.as_secs();
-            second.shown.clear();
+            second.formatted.clear();
             let whole = i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX);
             let whole = jiff::Timestamp::from_second(whole).unwrap_or(jiff::Timestamp::MAX);
-            write!(second.shown, "{whole:.0}").expect("a string takes everything");
-            second.shown.truncate("2026-07-28T10:30:00".len());
+            write!(second.formatted, "{whole:.0}").expect("a string takes everything");
+            second.formatted.truncate("2026-07-28T10:30:00".len());
         }
-        line.push_str(&second.shown);
+        line.push_str(&second.formatted);
     });
     let mut digits = *b".000000Z";
-    let mut left = since_epoch.subsec_micros();
+    let mut remaining = since_epoch.subsec_micros();
     for digit in digits[1..7].iter_mut().rev() {
-        *digit = b'0' + u8::try_from(left % 10).expect("a digit");
-        left /= 10;
+        *digit = b'0' + u8::try_from(remaining % 10).expect("a digit");
+        remaining /= 10;
     }
     line.push_str(std::str::from_utf8(&digits).expect("digits are ASCII"));
 }

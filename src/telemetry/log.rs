@@ -1,8 +1,8 @@
 //! Writes log lines to standard error.
 //!
 //! Lines are buffered and written together, because one system call for each would cost a quick call a sixth
-//! of its time. A line waits at most 200 ms; a warning or an error is written immediately, and so is
-//! everything when [`LogGuard`] is dropped.
+//! of its time. A line waits at most 200 ms; a warning or an error is written immediately, and everything is
+//! when [`LogGuard`] is dropped.
 //!
 //! One thread writes, and no request waits for it, because the reader of standard error may be stalled, or
 //! the disk full. Lines that do not fit into the buffer, or cannot be written, are dropped and counted in the
@@ -29,7 +29,7 @@ use std::{
 use tracing::Level;
 use tracing_subscriber::{EnvFilter, filter::ParseError, layer::SubscriberExt, registry};
 
-/// Keeps the log running; dropping it flushes the buffer.
+/// Keeps the log of the process running. Dropping it flushes the buffer.
 #[must_use = "what is gathered is written when this is dropped"]
 #[derive(Debug)]
 pub struct LogGuard(Arc<LogBuffer>);
@@ -38,7 +38,7 @@ pub struct LogGuard(Arc<LogBuffer>);
 const FLUSH_BYTES: usize = 16 << 10;
 
 /// Maximum size of the buffer while writing is blocked, in bytes: about 4,000 access log entries. Further
-/// lines are dropped and counted. A second buffer of this size may be being written.
+/// lines are dropped and counted. A second buffer of this size may be in the process of being written.
 pub const MAX_BUFFERED_BYTES: usize = 1 << 20;
 
 /// Maximum time that a line is buffered.
@@ -47,7 +47,7 @@ const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 /// Time limit of the final flush, so that a stalled reader does not keep the process running.
 const FINAL_FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
-/// Buffer between the threads that log and the writer thread.
+/// The buffer between the threads that log and the writer thread.
 #[derive(Debug, Default)]
 struct LogBuffer {
     /// Locked while lines are added or taken, never while they are written.
@@ -61,15 +61,15 @@ struct LogBuffer {
 #[derive(Debug, Default)]
 struct PendingLines {
     bytes: Vec<u8>,
-    /// Write immediately.
+    /// The lines are to be written immediately.
     is_urgent: bool,
-    /// Write each line as it comes, because the log is closing.
+    /// Each line is to be written as it comes, because the log is closing.
     is_closed: bool,
-    /// The writer has taken lines and not finished writing them.
+    /// The writer has taken lines and has not finished writing them.
     is_writing: bool,
-    /// Lines dropped since the writer last took the buffer.
+    /// The number of lines dropped since the writer last took the buffer.
     dropped: u64,
-    /// The writer's own line about dropped lines. It is written first, and has no size limit.
+    /// The writer's own line about dropped lines, which is written first and has no size limit.
     notice: Vec<u8>,
 }
 
@@ -78,7 +78,7 @@ thread_local! {
     static IS_NOTICE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Limits lines that peers cause.
+/// The throttle of lines that peers cause.
 static THROTTLE: LazyLock<Arc<LogThrottle>> = LazyLock::new(Arc::default);
 
 /// Whether a report of suppressed lines is scheduled.
@@ -87,81 +87,81 @@ static IS_REPORT_SCHEDULED: AtomicBool = AtomicBool::new(false);
 /// The environment variable with the log filter.
 const FILTER_VARIABLE: &str = "DEFERRAL_LOG";
 
-/// The default filter.
+/// The default log filter.
 const DEFAULT_FILTER: &str = "info";
 
-/// Checks a log filter.
+/// Checks the syntax of a log filter.
 ///
 /// # Errors
-/// Why the filter is invalid.
-pub fn is_filter(text: &str) -> Result<(), String> {
+/// A description of why the filter is invalid.
+pub fn check_filter(text: &str) -> Result<(), String> {
     if text.trim().is_empty() {
         return Err("it is empty".to_owned());
     }
     EnvFilter::try_new(text).map(drop).map_err(|error| error.to_string())
 }
 
-/// Starts the log of the process. The filter is `DEFERRAL_LOG`, else `level`, else `info`, in the syntax of
-/// `tracing`: `warn,deferral::task=info`. `now` is the wall clock.
+/// Starts the log of the process. The filter is the variable `DEFERRAL_LOG`, else `level`, else `info`, in
+/// the syntax of `tracing`: `warn,deferral::task=info`. `now` reads the wall clock.
 ///
 /// Further calls have no effect.
 pub fn start(format: LineFormat, level: Option<&str>, now: fn() -> SystemTime) -> LogGuard {
-    // `DEFERRAL_LOG` is also the variable of the flag `--log`, whose values are formats.
-    let is_format = |chosen: &str| matches!(chosen.trim(), "text" | "json" | "");
-    let chosen = env::var(FILTER_VARIABLE).ok().filter(|chosen| !is_format(chosen));
-    let (filter, wrong) = filter(chosen.as_deref().or(level));
-    let gathered = Arc::new(LogBuffer::default());
-    let writer = Arc::clone(&gathered);
+    // Ignore the values `text` and `json` of `DEFERRAL_LOG`, which is also the variable of the flag `--log`.
+    let is_format = |value: &str| matches!(value.trim(), "text" | "json" | "");
+    let configured = env::var(FILTER_VARIABLE).ok().filter(|value| !is_format(value));
+    let (filter, filter_error) = parse_filter(configured.as_deref().or(level));
+    let buffer = Arc::new(LogBuffer::default());
+    let writer = Arc::clone(&buffer);
     thread::Builder::new()
         .name("log".into())
         .spawn(move || writer.write_lines(|lines| write_available(&mut io::stderr(), lines)))
         .expect("a thread can be started at process start");
-    let taken = Arc::clone(&gathered);
-    let take = move |level: &Level, line: &str| taken.add(line.as_bytes(), *level <= Level::WARN);
+    let layer_buffer = Arc::clone(&buffer);
+    let sink = move |level: &Level, line: &str| layer_buffer.add(line.as_bytes(), *level <= Level::WARN);
     // `NO_COLOR` disables colours if it is set and not empty (no-color.org).
     let colour = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
-    let lines = LogLayer::new(format, now, take)
+    let lines = LogLayer::new(format, now, sink)
         .coloured(colour)
         .throttled(THROTTLE.clone(), schedule_suppressed_report);
     let _ = tracing::subscriber::set_global_default(registry().with(filter).with(lines));
-    if let Some(error) = wrong {
+    if let Some(error) = filter_error {
         tracing::warn!(target: "deferral", event = "log_filter_invalid", variable = FILTER_VARIABLE, used = DEFAULT_FILTER, %error);
     }
-    LogGuard(gathered)
+    LogGuard(buffer)
 }
 
 /// Logs the number of lines suppressed since the last report.
 pub(super) fn log_suppressed() {
-    for SuppressedLines { event, of, count } in THROTTLE.take_suppressed() {
-        LogLinesSuppressed { lines: &event, of: &of, count }.emit();
+    for SuppressedLines { event, scope, count } in THROTTLE.take_suppressed() {
+        LogLinesSuppressed { lines: &event, scope: &scope, count }.emit();
     }
 }
 
-/// Schedules a report of suppressed lines, on a thread that exists only meanwhile.
+/// Schedules a report of suppressed lines, on a thread that ends with the report.
 fn schedule_suppressed_report() {
     if IS_REPORT_SCHEDULED.swap(true, Ordering::Relaxed) {
         return;
     }
-    let waiting = thread::Builder::new().name("log-suppressed".into()).spawn(|| {
+    let spawned = thread::Builder::new().name("log-suppressed".into()).spawn(|| {
         thread::sleep(WINDOW);
         IS_REPORT_SCHEDULED.store(false, Ordering::Relaxed);
         log_suppressed();
     });
     // If no thread can be started, the next suppressed line tries again.
-    if waiting.is_err() {
+    if spawned.is_err() {
         IS_REPORT_SCHEDULED.store(false, Ordering::Relaxed);
     }
 }
 
-/// Writes as much as possible and returns the number of bytes written. Waits while writing would block.
+/// Writes as much as possible, and returns the number of bytes written. Waits while writing would block.
 fn write_available(to: &mut impl Write, lines: &[u8]) -> usize {
     let mut count = 0;
     while count < lines.len() {
         match to.write(&lines[count..]) {
-            Ok(more) if more > 0 => count += more,
+            Ok(written) if written > 0 => count += written,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(FLUSH_INTERVAL),
-            // A log that cannot be written can only be reported by its metric.
+            // Give up: only its metric can report a log that cannot be written.
             Ok(_) | Err(_) => return count,
         }
     }
@@ -172,13 +172,14 @@ fn count_lines(bytes: &[u8]) -> u64 {
     bytes.iter().map(|byte| u64::from(*byte == b'\n')).sum()
 }
 
-/// Parses the filter; falls back to the default and returns the error.
-fn filter(chosen: Option<&str>) -> (EnvFilter, Option<ParseError>) {
-    let usual = || EnvFilter::new(DEFAULT_FILTER);
-    match chosen.filter(|chosen| !chosen.trim().is_empty()).map(EnvFilter::try_new) {
-        None => (usual(), None),
+/// Parses the filter; uses the default if there is none. If the filter is invalid, returns the default and
+/// the error.
+fn parse_filter(configured: Option<&str>) -> (EnvFilter, Option<ParseError>) {
+    let default_filter = || EnvFilter::new(DEFAULT_FILTER);
+    match configured.filter(|value| !value.trim().is_empty()).map(EnvFilter::try_new) {
+        None => (default_filter(), None),
         Some(Ok(filter)) => (filter, None),
-        Some(Err(error)) => (usual(), Some(error)),
+        Some(Err(error)) => (default_filter(), Some(error)),
     }
 }
 
@@ -199,7 +200,7 @@ impl LogBuffer {
     }
 
     /// Adds a line, or counts it as dropped if it does not fit.
-    fn add(&self, line: &[u8], at_once: bool) {
+    fn add(&self, line: &[u8], is_urgent: bool) {
         let mut lines = self.lock();
         if IS_NOTICE.get() {
             return lines.notice.extend_from_slice(line);
@@ -211,46 +212,46 @@ impl LogBuffer {
         }
         let was_due = lines.is_due();
         lines.bytes.extend_from_slice(line);
-        lines.is_urgent |= at_once;
+        lines.is_urgent |= is_urgent;
         let is_due = lines.is_due();
         drop(lines);
-        // The writer is awake already in all other cases.
+        // In all other cases the writer is awake already.
         if before == 0 || (is_due && !was_due) {
             self.wakeup.notify_one();
         }
     }
 
-    /// Passes lines to `write`, which returns the number of bytes written, until the process ends.
+    /// Passes lines to `write`, which returns the number of bytes that it wrote, until the process ends.
     fn write_lines(&self, mut write: impl FnMut(&[u8]) -> usize) {
-        // Number of dropped lines that have not been reported; and whether the last line was written only
-        // partly.
-        let (mut taken, mut missing, mut is_torn) = (Vec::new(), 0, false);
+        // The taken lines; the number of dropped lines that have not been reported; and whether the last line
+        // was written only in part.
+        let (mut batch, mut unreported, mut is_torn) = (Vec::new(), 0, false);
         loop {
-            missing += self.take(&mut taken);
-            let lost = write_after_torn(&taken, &mut is_torn, &mut write);
+            unreported += self.take_lines(&mut batch);
+            let lost = write_after_torn(&batch, &mut is_torn, &mut write);
             metrics::record_log_lines_dropped(lost);
-            missing += lost;
-            taken.clear();
-            // A notice that is lost would itself have to be reported, so wait until writing succeeds.
+            unreported += lost;
+            batch.clear();
+            // Report dropped lines only once writing succeeds: a lost report would have to be reported, too.
             if lost == 0
-                && missing > 0
-                && write_after_torn(&self.notice(missing), &mut is_torn, &mut write) == 0
+                && unreported > 0
+                && write_after_torn(&self.format_notice(unreported), &mut is_torn, &mut write) == 0
             {
-                missing = 0;
+                unreported = 0;
             }
         }
     }
 
-    /// The line that reports dropped lines; empty if the filter excludes it.
-    fn notice(&self, missing: u64) -> Vec<u8> {
+    /// Formats the line that reports dropped lines; empty if the filter excludes it.
+    fn format_notice(&self, dropped: u64) -> Vec<u8> {
         IS_NOTICE.set(true);
-        LogLinesDropped { count: missing }.emit();
+        LogLinesDropped { count: dropped }.emit();
         IS_NOTICE.set(false);
         mem::take(&mut self.lock().notice)
     }
 
-    /// Waits for lines to write and takes them. Returns the number of dropped lines.
-    fn take(&self, taken: &mut Vec<u8>) -> u64 {
+    /// Waits for lines to write, and moves them to `batch`. Returns the number of dropped lines.
+    fn take_lines(&self, batch: &mut Vec<u8>) -> u64 {
         let mut lines = self.lock();
         lines.is_writing = false;
         if lines.bytes.is_empty() {
@@ -260,23 +261,23 @@ impl LogBuffer {
         let lines = waited.unwrap_or_else(PoisonError::into_inner);
         let waited = self.wakeup.wait_timeout_while(lines, FLUSH_INTERVAL, |lines| !lines.is_due());
         let mut lines = waited.unwrap_or_else(PoisonError::into_inner).0;
-        mem::swap(&mut lines.bytes, taken);
+        mem::swap(&mut lines.bytes, batch);
         lines.is_urgent = false;
         lines.is_writing = true;
         mem::take(&mut lines.dropped)
     }
 
-    /// Waits until all lines are written, at most for `limit`.
+    /// Closes the log, and waits until all lines are written, at most for `limit`.
     fn close(&self, limit: Duration) {
         let mut lines = self.lock();
         lines.is_closed = true;
         self.wakeup.notify_one();
-        let left = |lines: &mut PendingLines| lines.is_writing || !lines.bytes.is_empty();
-        drop(self.drained.wait_timeout_while(lines, limit, left));
+        let has_pending = |lines: &mut PendingLines| lines.is_writing || !lines.bytes.is_empty();
+        drop(self.drained.wait_timeout_while(lines, limit, has_pending));
     }
 }
 
-/// Writes lines, after completing a partly written one. Returns the number of lines that were lost.
+/// Writes lines, after ending a line that was written in part. Returns the number of lines that were lost.
 fn write_after_torn(lines: &[u8], is_torn: &mut bool, write: &mut impl FnMut(&[u8]) -> usize) -> u64 {
     if lines.is_empty() {
         return 0;
@@ -315,7 +316,7 @@ mod tests {
             (Some("[{task=1}]=debug"), "[{task=1}]=debug", false),
             (Some("deferral=loud"), "info", true),
         ] {
-            let (filter, error) = filter(chosen);
+            let (filter, error) = parse_filter(chosen);
             assert_eq!((filter.to_string().as_str(), error.is_some()), (written, wrong), "{chosen:?}");
         }
     }

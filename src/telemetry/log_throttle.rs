@@ -1,9 +1,9 @@
 //! Limits the number of log lines of one kind.
 //!
 //! Clients and servers cause log lines: a refused input request, an unknown task, a line on standard error.
-//! Without a limit, one of them could fill the disk. For each kind of line and each route, at most [`LINES`]
-//! lines are written within [`WINDOW`]; further lines are counted, and the count is logged as
-//! `lines_suppressed`. Lines named [`RECORD`] are exempt: each request or call has one, and they are read as
+//! Without a limit, a single peer could fill the disk. For each kind of line and each route, at most
+//! [`MAX_LINES`] lines are written within [`WINDOW`]; further lines are counted, and the count is logged as
+//! `lines_suppressed`. Events named [`RECORD`] are exempt: each request or call has one, and they are read as
 //! data.
 
 use std::{
@@ -18,33 +18,34 @@ use tracing::{
     field::{Field, Visit},
 };
 
-/// The name of events that are never suppressed.
+/// The name (in `tracing`) of events that are never suppressed.
 pub const RECORD: &str = "record";
 
-/// The name of events of a task, which are counted by task instead of by route.
-pub const OF_TASK: &str = "task";
+/// The name (in `tracing`) of events of a task, which are counted by task instead of by route.
+pub const TASK_EVENT: &str = "task";
 
 /// Maximum number of lines of one kind and route within [`WINDOW`].
-const LINES: u32 = 200;
-/// Interval after which further lines are written.
+const MAX_LINES: u32 = 200;
+/// The interval after which further lines of a kind are written.
 pub const WINDOW: Duration = Duration::from_secs(10);
-/// Maximum number of kinds and routes that are tracked. Others are not throttled: there are few routes, and
-/// tasks are bounded by quotas.
-const MOST: usize = 4096;
-/// Maximum length of a stored route or task, in bytes.
-const LONGEST: usize = 128;
+/// Maximum number of pairs of kind and route that are tracked. Other pairs are not throttled: there are few
+/// routes, and tasks are bounded by quotas.
+const MAX_TRACKED_KINDS: usize = 4096;
+/// Maximum length of a stored route or task id, in bytes.
+const MAX_SCOPE_BYTES: usize = 128;
 
-/// Counts lines by kind, and by route or task.
+/// Counts log lines by kind, and by route or task.
 #[derive(Debug, Default)]
 pub struct LogThrottle(Mutex<HashMap<ThrottleKey, ThrottleWindow>>);
 
-/// A kind of line, and its route or task.
+/// A kind of line (its place in the source), and its route or task.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ThrottleKey {
     kind: Identifier,
-    of: String,
+    scope: String,
 }
 
+/// The lines of one kind and route in the current interval.
 #[derive(Debug)]
 struct ThrottleWindow {
     since: Instant,
@@ -53,21 +54,21 @@ struct ThrottleWindow {
     event: String,
 }
 
-/// Lines that were suppressed.
+/// The number of suppressed lines of one kind and route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SuppressedLines {
-    /// Their field `event`.
+    /// The field `event` of the lines.
     pub event: String,
-    /// Their route or task.
-    pub of: String,
+    /// The route or the task of the lines; empty if they have none.
+    pub scope: String,
     pub count: u64,
 }
 
-/// Whether a line is written.
+/// The decision whether a line is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThrottleVerdict {
     Write,
-    /// `is_first` is set for the first line of its kind that was suppressed in this window.
+    /// The line is suppressed. `is_first` is set for the first one of its kind and route in this window.
     Suppress {
         is_first: bool,
     },
@@ -78,40 +79,41 @@ pub enum ThrottleVerdict {
 struct ThrottleFields {
     is_of_task: bool,
     event: String,
-    of: String,
+    scope: String,
 }
 
 // === impl LogThrottle ===
 
 impl LogThrottle {
-    /// Decides whether a line is written. The clock is read only for lines that are counted.
-    pub fn judge(&self, event: &Event<'_>, now: impl FnOnce() -> Instant) -> ThrottleVerdict {
-        let about = event.metadata();
-        if about.name() == RECORD {
+    /// Counts a line, and decides whether it is written. The clock is read only for lines that can be
+    /// suppressed.
+    pub fn check(&self, event: &Event<'_>, now: impl FnOnce() -> Instant) -> ThrottleVerdict {
+        let metadata = event.metadata();
+        if metadata.name() == RECORD {
             return ThrottleVerdict::Write;
         }
-        let mut fields = ThrottleFields { is_of_task: about.name() == OF_TASK, ..ThrottleFields::default() };
+        let mut fields =
+            ThrottleFields { is_of_task: metadata.name() == TASK_EVENT, ..ThrottleFields::default() };
         event.record(&mut fields);
-        let ThrottleFields { event, of, .. } = fields;
-        self.count(ThrottleKey { kind: about.callsite(), of }, event, now())
+        let ThrottleFields { event, scope, .. } = fields;
+        self.count(ThrottleKey { kind: metadata.callsite(), scope }, event, now())
     }
 
     fn count(&self, key: ThrottleKey, event: String, now: Instant) -> ThrottleVerdict {
         let mut windows = self.windows();
-        if windows.len() >= MOST && !windows.contains_key(&key) {
+        if windows.len() >= MAX_TRACKED_KINDS && !windows.contains_key(&key) {
             windows.retain(|_, window| window.suppressed > 0 || now.duration_since(window.since) < WINDOW);
-            if windows.len() >= MOST {
+            if windows.len() >= MAX_TRACKED_KINDS {
                 return ThrottleVerdict::Write;
             }
         }
         let window =
             windows.entry(key).or_insert(ThrottleWindow { since: now, written: 0, suppressed: 0, event });
-        // A window with unreported suppressed lines stays as it is; they are reported within twice the
-        // interval.
+        // Keep a window with unreported suppressed lines; they are reported within twice the interval.
         if now.duration_since(window.since) >= WINDOW && window.suppressed == 0 {
             (window.since, window.written) = (now, 0);
         }
-        if window.written < LINES {
+        if window.written < MAX_LINES {
             window.written += 1;
             return ThrottleVerdict::Write;
         }
@@ -119,13 +121,13 @@ impl LogThrottle {
         ThrottleVerdict::Suppress { is_first: window.suppressed == 1 }
     }
 
-    /// Takes the counts of suppressed lines and starts their windows anew.
+    /// Takes the counts of suppressed lines, and ends their windows.
     pub fn take_suppressed(&self) -> Vec<SuppressedLines> {
         let mut taken = Vec::new();
         self.windows().retain(|key, window| {
             if window.suppressed > 0 {
                 let event = std::mem::take(&mut window.event);
-                taken.push(SuppressedLines { event, of: key.of.clone(), count: window.suppressed });
+                taken.push(SuppressedLines { event, scope: key.scope.clone(), count: window.suppressed });
             }
             window.suppressed == 0
         });
@@ -140,10 +142,10 @@ impl LogThrottle {
 // === impl ThrottleFields ===
 
 impl ThrottleFields {
-    fn of(&mut self, field: &Field) -> Option<&mut String> {
+    fn field_mut(&mut self, field: &Field) -> Option<&mut String> {
         match (field.name(), self.is_of_task) {
             ("event", _) => Some(&mut self.event),
-            ("route", false) | ("task", true) => Some(&mut self.of),
+            ("route", false) | ("task", true) => Some(&mut self.scope),
             _ => None,
         }
     }
@@ -151,16 +153,16 @@ impl ThrottleFields {
 
 impl Visit for ThrottleFields {
     fn record_str(&mut self, field: &Field, value: &str) {
-        if let Some(kept) = self.of(field) {
-            let end = (0..=value.len().min(LONGEST)).rev().find(|end| value.is_char_boundary(*end));
-            kept.push_str(&value[..end.unwrap_or(0)]);
+        if let Some(target) = self.field_mut(field) {
+            let end = (0..=value.len().min(MAX_SCOPE_BYTES)).rev().find(|end| value.is_char_boundary(*end));
+            target.push_str(&value[..end.unwrap_or(0)]);
         }
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        if let Some(kept) = self.of(field) {
-            // The value is the proxy's own and short: the tag of a task.
-            let _ = write!(kept, "{value:?}");
+        if let Some(target) = self.field_mut(field) {
+            // The value is written by the proxy, and short: the tag of a task.
+            let _ = write!(target, "{value:?}");
         }
     }
 }
@@ -201,10 +203,11 @@ mod tests {
             }
         });
         let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
-        assert_eq!(count("event=refused route=/loud"), LINES as usize);
+        assert_eq!(count("event=refused route=/loud"), MAX_LINES as usize);
         assert_eq!((count("route=/quiet"), count("event=other")), (10, 10));
-        let left = FLOOD - u64::from(LINES);
-        let suppressed = SuppressedLines { event: "refused".to_owned(), of: "/loud".to_owned(), count: left };
+        let left = FLOOD - u64::from(MAX_LINES);
+        let suppressed =
+            SuppressedLines { event: "refused".to_owned(), scope: "/loud".to_owned(), count: left };
         assert_eq!(throttle.take_suppressed(), [suppressed]);
         assert_eq!(throttle.take_suppressed(), []);
         let again = written(&throttle, || tracing::warn!(event = "refused", route = "/loud"));
@@ -223,7 +226,7 @@ mod tests {
         });
         let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
         assert_eq!(count("event=request"), 1000);
-        assert_eq!((count("task=0 "), count("task=1 ")), (LINES as usize, LINES as usize));
+        assert_eq!((count("task=0 "), count("task=1 ")), (MAX_LINES as usize, MAX_LINES as usize));
         assert_eq!(count("task=one"), 1000);
     }
 
@@ -239,9 +242,9 @@ mod tests {
             }
         }
         static KIND: Kind = Kind;
-        let key = || ThrottleKey { kind: Identifier(&KIND), of: String::new() };
+        let key = || ThrottleKey { kind: Identifier(&KIND), scope: String::new() };
         let count = |now| throttle.count(key(), "e".to_owned(), now);
-        for _ in 0..LINES {
+        for _ in 0..MAX_LINES {
             assert_eq!(count(at), ThrottleVerdict::Write);
         }
         assert_eq!(count(at), ThrottleVerdict::Suppress { is_first: true });

@@ -1,4 +1,4 @@
-//! Live view of requests, tasks and input requests, for operators (`deferral tap`).
+//! A live view of requests, tasks and input requests, for operators (`deferral tap`).
 //!
 //! If no tap is open, an event costs one relaxed read ([`is_open`]). A tap has a bounded queue of lines;
 //! lines that do not fit are dropped and counted, so that a slow reader costs the memory of one queue and
@@ -15,53 +15,58 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Maximum number of open taps.
-pub const TAPS: usize = 4;
+/// Maximum number of taps that are open at a time.
+pub const MAX_TAPS: usize = 4;
 
 /// Maximum number of lines in the queue of a tap. Further lines are dropped.
-const LINES: usize = 1024;
+const QUEUE_LINES: usize = 1024;
 
 /// Maximum size of shown arguments and results, in bytes. Larger ones are shown by their size.
-pub const SHOWN_BYTES: usize = 16 << 10;
+pub const MAX_CONTENT_BYTES: usize = 16 << 10;
 
-/// Number of open taps, and of those that show arguments and results.
-static OPEN: AtomicUsize = AtomicUsize::new(0);
-static WITH_ARGUMENTS: AtomicUsize = AtomicUsize::new(0);
+/// The number of open taps.
+static OPEN_TAPS: AtomicUsize = AtomicUsize::new(0);
+/// The number of open taps that show arguments and results.
+static OPEN_CONTENT_TAPS: AtomicUsize = AtomicUsize::new(0);
+/// The open taps.
 static SUBSCRIBERS: Mutex<Vec<Arc<TapSubscriber>>> = Mutex::new(Vec::new());
 
-/// Whether a tool name matches.
+/// A function that returns whether a tool name matches.
 pub type ToolFilter = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// The events that a tap shows. Absent members match everything.
+/// The events that a tap shows. An absent member matches everything.
 #[derive(Default)]
 pub struct TapFilter {
     /// The path of the route.
     pub route: Option<String>,
-    /// Callers as shown in the access log: the digits of a principal, or the name of a token. One must match.
+    /// The callers as the access log shows them: the digits of a principal, or the name of a token. One must
+    /// match.
     pub callers: Option<Vec<String>>,
     /// The filter for tool names.
     pub tool: Option<ToolFilter>,
     /// Whether arguments and results are shown.
-    pub arguments: bool,
+    pub shows_content: bool,
 }
 
+/// The filter and the queue of an open tap.
 struct TapSubscriber {
     filter: TapFilter,
     lines: mpsc::Sender<String>,
+    /// The number of lines dropped since the last report.
     dropped: AtomicU64,
 }
 
-/// A tap, open until it is dropped.
+/// A tap, which is open until it is dropped.
 pub struct Tap {
     subscriber: Arc<TapSubscriber>,
     lines: mpsc::Receiver<String>,
 }
 
-/// The maximum of [`TAPS`] taps is open.
+/// Error: the maximum number of taps is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyTaps;
 
-/// What an event is about.
+/// The subject of an event, by which taps select events.
 #[derive(Clone, Copy)]
 pub struct TapSubject<'a> {
     pub route: &'a str,
@@ -72,7 +77,7 @@ pub struct TapSubject<'a> {
     pub tool: &'a str,
 }
 
-/// Arguments and result of a call, for taps that show them.
+/// The arguments and the result of a call, for taps that show them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CallContent {
     pub arguments: Option<Value>,
@@ -81,37 +86,41 @@ pub struct CallContent {
 
 /// Whether a tap is open.
 pub fn is_open() -> bool {
-    OPEN.load(Ordering::Relaxed) > 0
+    OPEN_TAPS.load(Ordering::Relaxed) > 0
 }
 
 /// Whether a tap that shows arguments and results is open.
-pub fn has_argument_taps() -> bool {
-    WITH_ARGUMENTS.load(Ordering::Relaxed) > 0
+pub fn has_content_taps() -> bool {
+    OPEN_CONTENT_TAPS.load(Ordering::Relaxed) > 0
 }
 
 /// Publishes an event to the open taps. `fields` is called only if a tap shows the event; `content` is for
 /// taps that show arguments and results.
 pub fn publish(
     event: &str,
-    about: TapSubject<'_>,
+    subject: TapSubject<'_>,
     content: Option<&CallContent>,
     fields: impl FnOnce(&mut Map<String, Value>),
 ) {
-    let watchers: Vec<_> =
-        SUBSCRIBERS.lock().iter().filter(|watcher| watcher.filter.matches(about)).map(Arc::clone).collect();
-    if watchers.is_empty() {
+    let subscribers: Vec<_> = SUBSCRIBERS
+        .lock()
+        .iter()
+        .filter(|subscriber| subscriber.filter.matches(subject))
+        .map(Arc::clone)
+        .collect();
+    if subscribers.is_empty() {
         return;
     }
     let mut line = Map::new();
     line.insert("at".to_owned(), wall_time().to_string().into());
     line.insert("event".to_owned(), event.into());
-    line.insert("route".to_owned(), about.route.into());
-    line.insert("principal".to_owned(), about.principal.to_string().into());
-    line.extend(about.token.map(|token| ("caller".to_owned(), token.into())));
+    line.insert("route".to_owned(), subject.route.into());
+    line.insert("principal".to_owned(), subject.principal.to_string().into());
+    line.extend(subject.token.map(|token| ("caller".to_owned(), token.into())));
     fields(&mut line);
     let redacted = Value::Object(line.clone()).to_string();
-    for watcher in watchers {
-        let content = content.filter(|_| watcher.filter.arguments);
+    for subscriber in subscribers {
+        let content = content.filter(|_| subscriber.filter.shows_content);
         let text = match content {
             None => redacted.clone(),
             Some(content) => {
@@ -122,15 +131,15 @@ pub fn publish(
                 Value::Object(line).to_string()
             }
         };
-        if watcher.lines.try_send(text).is_err() {
-            watcher.dropped.fetch_add(1, Ordering::Relaxed);
+        if subscriber.lines.try_send(text).is_err() {
+            subscriber.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// The JSON value, or its size if it is too large.
+/// Parses JSON for a tap; a value of more than 16 KiB is replaced by its size in words.
 pub fn content_or_size(json: &[u8]) -> Value {
-    match json.len() <= SHOWN_BYTES {
+    match json.len() <= MAX_CONTENT_BYTES {
         true => serde_json::from_slice(json).unwrap_or(Value::Null),
         false => format!("({} bytes)", json.len()).into(),
     }
@@ -139,38 +148,42 @@ pub fn content_or_size(json: &[u8]) -> Value {
 // === impl TapFilter ===
 
 impl TapFilter {
-    fn matches(&self, about: TapSubject<'_>) -> bool {
-        let is_caller = |callers: &[String]| {
-            let principal = about.principal.to_string();
-            callers.iter().any(|caller| *caller == principal || about.token == Some(&**caller))
+    /// Whether the tap shows an event with this subject.
+    fn matches(&self, subject: TapSubject<'_>) -> bool {
+        let matches_caller = |callers: &[String]| {
+            let principal = subject.principal.to_string();
+            callers.iter().any(|caller| *caller == principal || subject.token == Some(&**caller))
         };
-        self.route.as_deref().is_none_or(|route| route == about.route)
-            && self.tool.as_ref().is_none_or(|is_tool| !about.tool.is_empty() && is_tool(about.tool))
-            && self.callers.as_deref().is_none_or(is_caller)
+        self.route.as_deref().is_none_or(|route| route == subject.route)
+            && self
+                .tool
+                .as_ref()
+                .is_none_or(|matches_tool| !subject.tool.is_empty() && matches_tool(subject.tool))
+            && self.callers.as_deref().is_none_or(matches_caller)
     }
 }
 
 // === impl Tap ===
 
 impl Tap {
-    /// Opens a tap.
+    /// Opens a tap, which receives the matching events from now on.
     ///
     /// # Errors
     /// [`TooManyTaps`].
     pub fn open(filter: TapFilter) -> Result<Self, TooManyTaps> {
-        let (sender, lines) = mpsc::channel(LINES);
-        let watcher = Arc::new(TapSubscriber { filter, lines: sender, dropped: AtomicU64::new(0) });
-        let mut watchers = SUBSCRIBERS.lock();
-        if watchers.len() >= TAPS {
+        let (sender, lines) = mpsc::channel(QUEUE_LINES);
+        let subscriber = Arc::new(TapSubscriber { filter, lines: sender, dropped: AtomicU64::new(0) });
+        let mut subscribers = SUBSCRIBERS.lock();
+        if subscribers.len() >= MAX_TAPS {
             return Err(TooManyTaps);
         }
-        OPEN.fetch_add(1, Ordering::Relaxed);
-        WITH_ARGUMENTS.fetch_add(usize::from(watcher.filter.arguments), Ordering::Relaxed);
-        watchers.push(Arc::clone(&watcher));
-        Ok(Self { subscriber: watcher, lines })
+        OPEN_TAPS.fetch_add(1, Ordering::Relaxed);
+        OPEN_CONTENT_TAPS.fetch_add(usize::from(subscriber.filter.shows_content), Ordering::Relaxed);
+        subscribers.push(Arc::clone(&subscriber));
+        Ok(Self { subscriber, lines })
     }
 
-    /// The next line, a JSON object. If lines were dropped, their number comes first.
+    /// Waits for the next line, a JSON object. If lines were dropped, a line with their number comes first.
     pub async fn next(&mut self) -> String {
         let dropped = self.subscriber.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {
@@ -182,9 +195,9 @@ impl Tap {
 
 impl Drop for Tap {
     fn drop(&mut self) {
-        SUBSCRIBERS.lock().retain(|watcher| !Arc::ptr_eq(watcher, &self.subscriber));
-        WITH_ARGUMENTS.fetch_sub(usize::from(self.subscriber.filter.arguments), Ordering::Relaxed);
-        OPEN.fetch_sub(1, Ordering::Relaxed);
+        SUBSCRIBERS.lock().retain(|subscriber| !Arc::ptr_eq(subscriber, &self.subscriber));
+        OPEN_CONTENT_TAPS.fetch_sub(usize::from(self.subscriber.filter.shows_content), Ordering::Relaxed);
+        OPEN_TAPS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -207,10 +220,13 @@ mod tests {
         assert!(!is_open());
         let filter = TapFilter { route: Some("/a".to_owned()), ..TapFilter::default() };
         let Ok(mut of_route) = Tap::open(filter) else { panic!("there is room") };
-        let filter =
-            TapFilter { tool: Some(Box::new(|tool| tool == "t")), arguments: true, ..TapFilter::default() };
+        let filter = TapFilter {
+            tool: Some(Box::new(|tool| tool == "t")),
+            shows_content: true,
+            ..TapFilter::default()
+        };
         let Ok(mut of_tool) = Tap::open(filter) else { panic!("there is room") };
-        assert!(is_open() && has_argument_taps());
+        assert!(is_open() && has_content_taps());
         let content = CallContent { arguments: Some(1.into()), result: None };
         publish("request", about("/a", "c", "other"), Some(&content), |line| {
             drop(line.insert("x".to_owned(), 7.into()))
@@ -221,7 +237,7 @@ mod tests {
         publish("request", about("/b", "c", "t"), Some(&content), |_| {});
         assert_eq!(next(&mut of_tool).expect("it is shown")["arguments"], 1);
         assert_eq!(next(&mut of_route), None);
-        for _ in 0..LINES + 5 {
+        for _ in 0..QUEUE_LINES + 5 {
             publish("request", about("/a", "c", ""), None, |_| {});
         }
         assert_eq!(next(&mut of_route).expect("it says so")["lines"], 5);
@@ -235,9 +251,9 @@ mod tests {
         assert_eq!((&line["principal"], &line["caller"]), (&"f".into(), &"d".into()));
         assert_eq!(next(&mut of_callers), None);
         drop(of_callers);
-        let open: Vec<_> = (0..TAPS - 2).map(|_| Tap::open(TapFilter::default()).ok()).collect();
+        let open: Vec<_> = (0..MAX_TAPS - 2).map(|_| Tap::open(TapFilter::default()).ok()).collect();
         assert!(Tap::open(TapFilter::default()).is_err());
         drop((of_route, of_tool, open));
-        assert!(!is_open() && !has_argument_taps());
+        assert!(!is_open() && !has_content_taps());
     }
 }

@@ -18,7 +18,7 @@ pub struct CallAnchor {
     /// `serverInfo` of the session, raw JSON.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub server_info: String,
-    /// Whether the session was opened by the client, which goes on using it; messages then stay in the
+    /// Whether the client opened the session and continues to use it; messages are then passed in the
     /// client's revision.
     #[serde(default)]
     pub is_clients: bool,

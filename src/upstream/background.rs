@@ -13,20 +13,22 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::UpstreamSetupError;
 use crate::runtime::spawn_on;
 
-/// Tracker of all background tasks. Clones share it.
+/// Tracker of the background tasks of one server. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct BackgroundTasks {
     tasks: TaskTracker,
     runtime: Handle,
     /// Cancelled when the proxy shuts down.
     pub(super) closing: CancellationToken,
-    /// The same flag, readable without a lock for each call.
+    /// Whether the proxy shuts down: the same flag, readable without a lock for each call.
     is_closing: Arc<AtomicBool>,
 }
 
 // === impl BackgroundTasks ===
 
 impl BackgroundTasks {
+    /// Creates a tracker that spawns tasks on the current runtime.
+    ///
     /// # Errors
     /// [`UpstreamSetupError::NoRuntime`].
     pub(super) fn new() -> Result<Self, UpstreamSetupError> {
@@ -45,6 +47,7 @@ impl BackgroundTasks {
         self.closing.cancel();
     }
 
+    /// Whether the proxy is shutting down.
     pub(super) fn is_closing(&self) -> bool {
         self.is_closing.load(Ordering::Acquire)
     }

@@ -11,7 +11,8 @@ use http::StatusCode;
 
 /// Properties of an error.
 struct ErrorClass {
-    fault: ErrorOrigin,
+    /// Party responsible for the error.
+    origin: ErrorOrigin,
     code: i64,
     /// Whether the server may still execute the call.
     may_still_run: bool,
@@ -27,9 +28,9 @@ impl CallError {
         Self::Invalid("the server does not use Streamable HTTP".to_owned())
     }
 
-    /// Party responsible for the error.
-    pub fn fault(&self) -> ErrorOrigin {
-        self.classify().fault
+    /// Party responsible for the error: the client, the proxy or the server.
+    pub fn origin(&self) -> ErrorOrigin {
+        self.classify().origin
     }
 
     /// JSON-RPC error code for the client.
@@ -44,7 +45,7 @@ impl CallError {
         self.classify().may_still_run
     }
 
-    /// Configured limit that was reached.
+    /// Configured limit that was reached; `None` if the error is not about a limit.
     pub fn limit(&self) -> Option<Limit> {
         match self {
             Self::ConnectTimeout(_) => Some(Limit::Connect),
@@ -79,47 +80,52 @@ impl CallError {
     }
 
     fn classify(&self) -> ErrorClass {
-        let is = |fault, code, runs_on, passes| ErrorClass {
-            fault,
+        let class = |fault, code, may_still_run, is_transient| ErrorClass {
+            origin: fault,
             code,
-            may_still_run: runs_on,
-            is_transient: passes,
+            may_still_run,
+            is_transient,
         };
         match self {
             Self::Unreachable(_) | Self::ConnectTimeout(_) => {
-                is(ErrorOrigin::Server, code::UPSTREAM_UNAVAILABLE, false, true)
+                class(ErrorOrigin::Server, code::UPSTREAM_UNAVAILABLE, false, true)
             }
             Self::CallTimeout(_) | Self::FirstByteTimeout(_) | Self::IdleTimeout(_) => {
-                is(ErrorOrigin::Server, code::UPSTREAM_TIMEOUT, true, false)
+                class(ErrorOrigin::Server, code::UPSTREAM_TIMEOUT, true, false)
             }
-            Self::Broken(_) => is(ErrorOrigin::Server, code::OUTCOME_UNKNOWN, true, true),
+            Self::Broken(_) => class(ErrorOrigin::Server, code::OUTCOME_UNKNOWN, true, true),
             Self::SessionEnded | Self::Exited(_) => {
-                is(ErrorOrigin::Server, code::OUTCOME_UNKNOWN, false, false)
+                class(ErrorOrigin::Server, code::OUTCOME_UNKNOWN, false, false)
             }
-            Self::ResponseUndelivered(_) => is(ErrorOrigin::Server, code::OUTCOME_UNKNOWN, true, false),
+            Self::ResponseUndelivered(_) => class(ErrorOrigin::Server, code::OUTCOME_UNKNOWN, true, false),
             Self::Unauthorized { .. } | Self::Forbidden { .. } => {
-                is(ErrorOrigin::Client, code::UNAUTHORIZED, false, false)
+                class(ErrorOrigin::Client, code::UNAUTHORIZED, false, false)
             }
             Self::Status { status, .. } => {
-                let is_too_much = *status == StatusCode::TOO_MANY_REQUESTS;
-                let fault = if is_too_much { ErrorOrigin::Client } else { ErrorOrigin::Server };
-                let runs_on = matches!(status.as_u16(), 502 | 504 | 524);
-                is(fault, code::UPSTREAM_INVALID, runs_on, is_too_much || status.is_server_error())
+                let is_rate_limited = *status == StatusCode::TOO_MANY_REQUESTS;
+                let origin = if is_rate_limited { ErrorOrigin::Client } else { ErrorOrigin::Server };
+                let may_still_run = matches!(status.as_u16(), 502 | 504 | 524);
+                class(
+                    origin,
+                    code::UPSTREAM_INVALID,
+                    may_still_run,
+                    is_rate_limited || status.is_server_error(),
+                )
             }
-            Self::Invalid(_) => is(ErrorOrigin::Server, code::UPSTREAM_INVALID, true, false),
-            Self::ModernOnly(_) => is(ErrorOrigin::Server, code::UPSTREAM_UNAVAILABLE, false, false),
+            Self::Invalid(_) => class(ErrorOrigin::Server, code::UPSTREAM_INVALID, true, false),
+            Self::ModernOnly(_) => class(ErrorOrigin::Server, code::UPSTREAM_UNAVAILABLE, false, false),
             Self::NotSent(cause) => {
                 let cause = cause.classify();
-                is(cause.fault, code::UPSTREAM_UNAVAILABLE, false, cause.is_transient)
+                class(cause.origin, code::UPSTREAM_UNAVAILABLE, false, cause.is_transient)
             }
-            Self::TooLarge { .. } => is(ErrorOrigin::Proxy, code::RESULT_TOO_LARGE, true, false),
+            Self::TooLarge { .. } => class(ErrorOrigin::Proxy, code::RESULT_TOO_LARGE, true, false),
             Self::QueueFull { .. }
             | Self::QueueTimeout { .. }
             | Self::ProcessesInUse { .. }
-            | Self::ConcurrencyTimeout { .. } => is(ErrorOrigin::Proxy, code::BUSY, false, false),
-            Self::InputBacklogFull { .. } => is(ErrorOrigin::Server, code::BUSY, false, true),
-            Self::ConnectionsInUse { .. } => is(ErrorOrigin::Proxy, code::BUSY, false, true),
-            Self::Closing => is(ErrorOrigin::Proxy, code::SHUTTING_DOWN, true, false),
+            | Self::ConcurrencyTimeout { .. } => class(ErrorOrigin::Proxy, code::BUSY, false, false),
+            Self::InputBacklogFull { .. } => class(ErrorOrigin::Server, code::BUSY, false, true),
+            Self::ConnectionsInUse { .. } => class(ErrorOrigin::Proxy, code::BUSY, false, true),
+            Self::Closing => class(ErrorOrigin::Proxy, code::SHUTTING_DOWN, true, false),
         }
     }
 
@@ -154,12 +160,12 @@ impl CallError {
         }
     }
 
-    /// Reason without the statement whether the call ran.
+    /// Text of the error without the statement whether the call ran.
     pub(super) fn without_outcome(&self) -> String {
         match self {
             Self::Broken(why) => format!("the connection was lost: {why}"),
             Self::SessionEnded => "the session ended".to_owned(),
-            Self::Exited(how) => format!("the process ended: {how}"),
+            Self::Exited(status) => format!("the process ended: {status}"),
             other => other.to_string(),
         }
     }
@@ -179,7 +185,7 @@ impl CallError {
 // === impl UpstreamDescription ===
 
 impl UpstreamDescription {
-    /// Description of a server that could not be queried.
+    /// Description of a server that has not been queried: no capabilities, and a placeholder name.
     pub fn unknown() -> Self {
         Self {
             version: String::new(),
@@ -195,7 +201,8 @@ impl UpstreamDescription {
 // === impl CallerIdentity ===
 
 impl CallerIdentity {
-    pub fn of(caller: &Caller) -> Self {
+    /// Identity under which a caller's calls share sessions.
+    pub fn from_caller(caller: &Caller) -> Self {
         Self {
             principal: caller.principal,
             credentials: caller.credentials.clone(),

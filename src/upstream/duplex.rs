@@ -34,40 +34,41 @@ pub(super) struct DuplexTransport(pub(super) mpsc::UnboundedSender<DuplexStream>
 
 /// The proxy's end of a duplex.
 pub(super) struct DuplexSession {
-    reads: Mutex<Option<Lines<BufReader<ReadHalf<DuplexStream>>>>>,
-    writes: Arc<tokio::sync::Mutex<WriteHalf<DuplexStream>>>,
+    reader: Mutex<Option<Lines<BufReader<ReadHalf<DuplexStream>>>>>,
+    writer: Arc<tokio::sync::Mutex<WriteHalf<DuplexStream>>>,
 }
 
 /// A call being written; `None` once it has been written.
 pub(super) struct PendingWrite(Option<BoxFuture<'static, Result<(), CallError>>>);
 
-/// Creates an in-memory upstream, and a receiver of the server ends of its sessions as they are opened.
+/// Creates an in-memory upstream for tests, and a receiver of the server's end of each session as it is
+/// opened.
 ///
 /// # Errors
 /// [`UpstreamSetupError::NoRuntime`].
 pub fn in_memory(
     config: Config,
 ) -> Result<(Arc<dyn Upstream>, mpsc::UnboundedReceiver<DuplexStream>), UpstreamSetupError> {
-    let (started, starting) = mpsc::unbounded_channel();
+    let (server_ends, opened) = mpsc::unbounded_channel();
     let server = LegacyUpstream::with_transport(
-        DuplexTransport(started),
+        DuplexTransport(server_ends),
         "",
         config,
         BackgroundTasks::new()?,
         &Network::System,
     );
-    Ok((Arc::new(server), starting))
+    Ok((Arc::new(server), opened))
 }
 
-async fn write(writes: &tokio::sync::Mutex<WriteHalf<DuplexStream>>, body: &[u8]) -> Result<(), CallError> {
+async fn write(writer: &tokio::sync::Mutex<WriteHalf<DuplexStream>>, body: &[u8]) -> Result<(), CallError> {
     let line = [body, b"\n"].concat();
-    writes.lock().await.write_all(&line).await.map_err(|error| CallError::Broken(error.to_string()))
+    writer.lock().await.write_all(&line).await.map_err(|error| CallError::Broken(error.to_string()))
 }
 
 // === impl DuplexTransport ===
 
 impl Transport for DuplexTransport {
-    type Line = DuplexSession;
+    type Session = DuplexSession;
 
     /// Behaves like the processes that it stands for.
     const IS_COSTLY: bool = true;
@@ -83,15 +84,16 @@ impl Transport for DuplexTransport {
         _: &CallerIdentity,
         request: &mut InitializeRequest,
     ) -> Result<(UpstreamDescription, DuplexSession), CallError> {
-        let (ours, theirs) = duplex(1 << 16);
-        let _ = self.0.send(theirs);
-        let (reads, writes) = split(ours);
-        let (mut reads, writes) = (BufReader::new(reads).lines(), Arc::new(tokio::sync::Mutex::new(writes)));
-        write(&writes, &request.body()).await?;
-        while let Ok(Some(line)) = reads.next_line().await {
+        let (proxy_end, server_end) = duplex(1 << 16);
+        let _ = self.0.send(server_end);
+        let (reader, writer) = split(proxy_end);
+        let (mut reader, writer) =
+            (BufReader::new(reader).lines(), Arc::new(tokio::sync::Mutex::new(writer)));
+        write(&writer, &request.body()).await?;
+        while let Ok(Some(line)) = reader.next_line().await {
             let frame = Frame::parse(line.into()).expect("a message");
             if let InitializeReply::Description(description) = request.read_reply(&frame)? {
-                return Ok((description, DuplexSession { reads: Mutex::new(Some(reads)), writes }));
+                return Ok((description, DuplexSession { reader: Mutex::new(Some(reader)), writer }));
             }
         }
         Err(CallError::SessionEnded)
@@ -101,44 +103,44 @@ impl Transport for DuplexTransport {
 // === impl DuplexSession ===
 
 impl TransportSession for DuplexSession {
-    type Answer = PendingWrite;
+    type CallHandle = PendingWrite;
 
     fn send_call(&self, body: Bytes, _: &HeaderMap) -> PendingWrite {
-        let writes = Arc::clone(&self.writes);
-        PendingWrite(Some(async move { write(&writes, &body).await }.boxed()))
+        let writer = Arc::clone(&self.writer);
+        PendingWrite(Some(async move { write(&writer, &body).await }.boxed()))
     }
 
     fn poll_call(
         self: &Arc<Self>,
-        answer: &mut PendingWrite,
+        handle: &mut PendingWrite,
         _: u64,
         cx: &mut Context<'_>,
     ) -> Poll<CallEvent> {
-        let writing = answer.0.as_mut().expect("it is not polled again");
+        let writing = handle.0.as_mut().expect("it is not polled again");
         let written = ready!(writing.poll_unpin(cx));
-        answer.0 = None;
+        handle.0 = None;
         Poll::Ready(written.map_or_else(CallEvent::Lost, |()| CallEvent::AnsweredOffStream))
     }
 
-    fn progress(answer: &mut PendingWrite) -> CallProgress {
-        if answer.0.is_some() { CallProgress::Unsent } else { CallProgress::Sent }
+    fn progress(handle: &mut PendingWrite) -> CallProgress {
+        if handle.0.is_some() { CallProgress::Unsent } else { CallProgress::Sent }
     }
 
     async fn send_message(&self, body: Bytes, _: RetryOnLoss) -> Result<(), CallError> {
-        write(&self.writes, &body).await
+        write(&self.writer, &body).await
     }
 
     async fn listen(self: Arc<Self>, mut deliver: impl FnMut(SessionEvent) + Send) {
-        let reads = self.reads.lock().take();
-        let mut reads = reads.expect("it is listened to once");
+        let reader = self.reader.lock().take();
+        let mut reader = reader.expect("it is listened to once");
         deliver(SessionEvent::Settled);
-        while let Ok(Some(line)) = reads.next_line().await {
+        while let Ok(Some(line)) = reader.next_line().await {
             deliver(SessionEvent::Message(Frame::parse(line.into()).expect("a message")));
         }
         deliver(SessionEvent::Ended);
     }
 
     async fn close(&self) {
-        let _ = self.writes.lock().await.shutdown().await;
+        let _ = self.writer.lock().await.shutdown().await;
     }
 }

@@ -21,14 +21,14 @@ pub enum UpstreamEvent {
     Notification(Frame),
     /// A request of the server to the client, whose response the server awaits.
     ServerRequest(PendingServerRequest),
-    /// The server cancelled a request that it had sent.
+    /// The server cancelled the request with this id, which it had sent before.
     RequestCancelled { id: RequestId },
     /// The server ended the call with input requests (2026-07-28, *Multi Round-Trip Requests*); nothing is in
     /// flight until the call is retried. The last event of its stream.
     InputRequired(InputRequired),
     /// The server's response.
     Final(CallResponse),
-    /// No response will arrive.
+    /// The call failed: no response will arrive.
     Lost(CallError),
 }
 
@@ -60,13 +60,13 @@ pub struct InputRequired {
     pub retry: Box<dyn FnOnce(BTreeMap<String, Bytes>) -> UpstreamEvents + Send + Sync>,
 }
 
-/// Responds to one request of the server.
+/// Sends the response to one request of a server.
 pub trait Responder: Send + Sync {
-    /// Sends the JSON-RPC response `{"jsonrpc":"2.0","id":…, <payload>}`, where the payload is a raw `result`
-    /// or `error` value.
+    /// Sends the response: `Ok` holds the raw JSON of `result`, `Err` that of `error`.
     fn respond(self: Box<Self>, outcome: Result<Bytes, Bytes>);
 
-    /// Drops the request without a response, because the server cancelled it (2025-11-25, *Cancellation*).
+    /// Drops the request without a response, because the server has cancelled it (2025-11-25,
+    /// *Cancellation*).
     fn discard(self: Box<Self>);
 }
 
@@ -85,11 +85,11 @@ impl ServerRequest {
     pub fn kind(&self) -> Option<InputKind> {
         match self {
             Self::Canonical(request) => Some(request.kind()),
-            Self::Native(frame) => InputRequest::of(frame).map(|request| request.kind()),
+            Self::Native(frame) => InputRequest::from_frame(frame).map(|request| request.kind()),
         }
     }
 
-    /// Size in bytes, as the server sent it.
+    /// Size of the request in bytes, as the server sent it.
     #[expect(clippy::len_without_is_empty, reason = "a question is never empty")]
     pub fn len(&self) -> usize {
         match self {
@@ -121,7 +121,8 @@ impl fmt::Debug for InputRequired {
 // === impl PendingServerRequest ===
 
 impl PendingServerRequest {
-    /// Rejects the request with an error and counts it as refused.
+    /// Rejects the request with an error of this code and reason, and counts it as refused in the metrics of
+    /// the route.
     pub fn refuse(self, route: &str, code: i64, reason: &str) {
         if let Some(method) = self.request.method() {
             let outcome = InputRequestOutcome::Refused;

@@ -6,7 +6,7 @@
 
 use super::{
     CallError, ClientSession,
-    http::{ERROR_BODY, ERROR_BODY_TIME, RelayedBody, resume_error, retry_after, status_error},
+    http::{ERROR_BODY_TIMEOUT, MAX_ERROR_BODY_BYTES, RelayedBody, resume_error, retry_after, status_error},
 };
 use crate::{
     dialect::{Principal, legacy::ResumePosition},
@@ -36,7 +36,7 @@ pub struct HttpRequest {
     /// Principal of the client.
     pub principal: Principal,
     pub method: Method,
-    /// Query of the URL that the client requested.
+    /// Query of the URL that the client requested, without `?`.
     pub query: Option<String>,
     pub headers: HeaderMap,
     pub body: Bytes,
@@ -116,14 +116,15 @@ pub trait StreamedBody: Send {
         Poll::Ready(Err(CallError::SessionEnded))
     }
 
-    /// Cancels at the server all calls without a response.
+    /// Cancels at the server all calls of the request that have no response yet, for the reason `why`.
     fn cancel(&mut self, _why: &'static str) {}
 
-    /// All calls have their responses: the remainder is read only if that is quick.
+    /// Marks that all calls have their responses: after a disconnect the remainder is read only if that is
+    /// quick.
     fn mark_answered(&mut self) {}
 
-    /// The client resumes the stream itself: dropping the body sends nothing to the server, which keeps the
-    /// remainder for the client.
+    /// Releases the stream to the client, which resumes it by itself: dropping the body sends nothing to the
+    /// server, which keeps the remainder for the client.
     fn release(&mut self) {}
 }
 
@@ -157,8 +158,8 @@ struct BackgroundReadState {
 // === impl Forward ===
 
 impl HttpRequest {
-    /// The same request for a stream, which asks for nothing but that.
-    pub(crate) fn of_same_stream(&self) -> Self {
+    /// Returns a copy of the request that opens the stream again, without calls and without a waiter.
+    pub(crate) fn copy_for_stream(&self) -> Self {
         Self {
             principal: self.principal,
             method: self.method.clone(),
@@ -179,23 +180,23 @@ impl BackgroundRead {
     /// Starts a background read. Returns the token that requests its end, and a guard to hold until the read
     /// has ended.
     pub(super) fn begin(&self) -> (CancellationToken, TaskTrackerToken) {
-        let reading = self.0.get_or_init(BackgroundReadState::default);
-        (reading.end_requested.clone(), reading.readers.token())
+        let state = self.0.get_or_init(BackgroundReadState::default);
+        (state.end_requested.clone(), state.readers.token())
     }
 
     /// Ends the background read, and prevents a later one. Resolves once its connection is closed.
     pub async fn end(&self) {
-        let reading = self.0.get_or_init(BackgroundReadState::default);
-        reading.end_requested.cancel();
-        reading.readers.close();
-        reading.readers.wait().await;
+        let state = self.0.get_or_init(BackgroundReadState::default);
+        state.end_requested.cancel();
+        state.readers.close();
+        state.readers.wait().await;
     }
 }
 
 // === impl ClientSession ===
 
 impl ClientSession {
-    /// Creates a request of the proxy in the session.
+    /// Creates an HTTP request that the proxy sends in the client's session.
     pub fn request(self, method: Method, body: Bytes, purpose: RequestPurpose) -> HttpRequest {
         let Self { principal, query, headers } = self;
         let calls = SmallVec::new();
@@ -212,7 +213,7 @@ impl HttpResponse {
             && !self.headers.contains_key(header::CONTENT_ENCODING)
     }
 
-    /// Collects the body, at most `limit` bytes.
+    /// Reads the whole body, at most `limit` bytes.
     ///
     /// # Errors
     /// [`CallError::TooLarge`] and [`CallError::Broken`]; [`CallError::CallTimeout`] at the deadline.
@@ -220,34 +221,36 @@ impl HttpResponse {
         // Drop the head while the body is read.
         let mut body = self.body;
         async move {
-            let mut whole = BytesMut::new();
+            let mut collected = BytesMut::new();
             while let Some(chunk) = poll_fn(|cx| body.poll_chunk(cx)).await {
                 let chunk = chunk?;
-                if whole.len() + chunk.len() > limit {
+                if collected.len() + chunk.len() > limit {
                     return Err(CallError::TooLarge { limit });
                 }
                 // A body of one chunk, the usual case, is not copied.
-                if whole.is_empty() && body.is_end() {
+                if collected.is_empty() && body.is_end() {
                     return Ok(chunk);
                 }
-                whole.extend_from_slice(&chunk);
+                collected.extend_from_slice(&chunk);
             }
-            Ok(whole.freeze())
+            Ok(collected.freeze())
         }
     }
 
-    /// Error for a client whose resume request got this response. `in_session` is whether the request named a
-    /// session.
+    /// Reads the error response to a client's resume request, and converts it to an error. `in_session` says
+    /// whether the request named a session.
     pub async fn resume_refusal(self, in_session: bool) -> CallError {
         let (status, headers, body) = self.into_error_parts().await;
         resume_error(status, &headers, &body, in_session)
     }
 
-    /// Reads an HTTP error: its JSON-RPC error, or the error that its status stands for.
+    /// Reads an error response: returns the server's JSON-RPC error, or `Err` with the error that the HTTP
+    /// status stands for.
     pub async fn read_error(self) -> Result<ErrorObject, CallError> {
         let (status, headers, body) = self.into_error_parts().await;
         if !status.is_redirection()
-            && let Some(error) = Frame::parse(body.clone()).ok().and_then(|frame| ErrorObject::of(&frame))
+            && let Some(error) =
+                Frame::parse(body.clone()).ok().and_then(|frame| ErrorObject::from_message(&frame))
         {
             return Ok(match retry_after(&headers) {
                 Some(after) => error.with_retry_after(&after),
@@ -261,7 +264,7 @@ impl HttpResponse {
     async fn into_error_parts(mut self) -> (StatusCode, HeaderMap, Bytes) {
         self.body.mark_answered();
         let (status, headers) = (self.status, std::mem::take(&mut self.headers));
-        let body = timeout(ERROR_BODY_TIME, self.collect(ERROR_BODY)).await;
+        let body = timeout(ERROR_BODY_TIMEOUT, self.collect(MAX_ERROR_BODY_BYTES)).await;
         (status, headers, body.unwrap_or(Ok(Bytes::new())).unwrap_or_default())
     }
 }

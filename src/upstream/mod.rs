@@ -33,7 +33,7 @@ pub use forward::{
     BackgroundRead, HttpRequest, HttpResponse, HttpResponseBody, RequestPurpose, ResponseInterest,
 };
 pub use http1::{Proxy, ProxyUrlError, TlsError, TlsFiles, UpstreamTls};
-pub use legacy::{OffStreamCall, SessionMessage, ToolChanges};
+pub use legacy::{GetStreamEvent, OffStreamCall, ToolChanges};
 pub use server_url::ServerUrl;
 pub use stdio::{ProcessTable, ServerCommand, StdioUpstream};
 
@@ -64,10 +64,10 @@ pub trait Upstream: Send + Sync + 'static {
     /// in the format of 2026-07-28.
     fn call(&self, call: OutgoingCall) -> UpstreamEvents;
 
-    /// Makes a call as [`Upstream::call`], in a session that a legacy client opened, in the revision of both.
-    /// Its events are all messages on the call's own stream; the session's GET stream is the client's, and
-    /// messages there that concern the call are given to the [`OffStreamCall`]. The call is not sent again if
-    /// the server lost the session.
+    /// Makes a call as [`Upstream::call`], in a session that a legacy client opened, in the revision of
+    /// client and server. The events are the messages on the call's own stream. The client reads the
+    /// session's GET stream; messages on the GET stream that concern the call must be given to the returned
+    /// [`OffStreamCall`]. The call is not sent again if the server lost the session.
     fn call_in(
         &self,
         session: ClientSession,
@@ -78,9 +78,10 @@ pub trait Upstream: Send + Sync + 'static {
         (Box::pin(futures_util::stream::once(std::future::ready(UpstreamEvent::Lost(lost)))), None)
     }
 
-    /// Resumes a call of the previous process. Sends no call. `None` if the server's sessions and streams
-    /// cannot be resumed. Events are in the format of 2026-07-28, or in the client's revision if the session
-    /// is the client's; an open request of the server arrives again if the server sends it again.
+    /// Resumes the stream of a call of the previous process, without sending the call again. `open` are the
+    /// ids of the server's unanswered requests. `None` if the server's sessions and streams cannot be
+    /// resumed. Events are in the format of 2026-07-28, or in the client's revision if the client opened the
+    /// session. An open request arrives again if the server sends it again.
     fn resume_call(
         &self,
         caller: &CallerIdentity,
@@ -99,24 +100,24 @@ pub trait Upstream: Send + Sync + 'static {
         Box::pin(std::future::ready(false))
     }
 
-    /// Cancels these calls of a legacy client in its own session, in the background.
+    /// Sends cancellations for these calls of a legacy client in its own session, in the background.
     fn cancel_in(&self, session: ClientSession, calls: &[RequestId], reason: &str) {
         let _ = (session, calls, reason);
     }
 
-    /// Marks a call of this caller as deferred. From now on the session it holds counts towards
-    /// [`UpstreamLimits::task_sessions`], so that it delays no other call.
+    /// Marks a call of this caller as deferred. From now on the call's session counts towards
+    /// [`UpstreamLimits::task_sessions`], so that the call delays no other call.
     fn mark_deferred(&self, caller: &CallerIdentity, deferral: &Deferral) {
         let _ = caller;
         deferral.mark_deferred();
     }
 
-    /// Whether calls take turns in a session: a call that awaits an input response delays others.
+    /// Whether calls take turns in a session, so that a call that awaits an input response delays others.
     fn is_turn_based(&self) -> bool {
         false
     }
 
-    /// Description of the server from the session of this caller; opens a session if there is none.
+    /// Returns the description of the server from this caller's session; opens a session if there is none.
     fn describe(&self, caller: &CallerIdentity)
     -> BoxFuture<'_, Result<Arc<UpstreamDescription>, CallError>>;
 
@@ -133,27 +134,28 @@ pub trait Upstream: Send + Sync + 'static {
 
     /// Subscribes to the change notifications of the server in any session of this principal. A session is
     /// kept open until the receiver is dropped.
-    fn watch(&self, principal: Principal) -> broadcast::Receiver<ChangeNotification>;
+    fn subscribe_changes(&self, principal: Principal) -> broadcast::Receiver<ChangeNotification>;
 
-    /// Tracks whether the tools of this principal change from now on. Keeps no session open; a change that
-    /// may have been missed counts as one.
+    /// Returns a tracker of changes to the server's tools in sessions of this principal from now on. Keeps no
+    /// session open; a change that may have been missed counts as a change.
     fn tool_changes(&self, principal: Principal) -> ToolChanges;
 
-    /// Subscribes this caller to changes of a resource, until the guard is dropped.
+    /// Subscribes this caller to changes of the resource at `uri`, until the returned guard is dropped.
     fn subscribe<'a>(
         &'a self,
         caller: &'a CallerIdentity,
         uri: &'a str,
     ) -> BoxFuture<'a, Result<Subscription, CallError>>;
 
-    /// Fetches a document from the server's origin, such as protected-resource metadata.
+    /// Fetches a document by GET from the server's origin, such as protected-resource metadata. `path`
+    /// includes the query.
     fn fetch<'a>(
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<OriginResponse, CallError>>;
 
-    /// Whether the server receives the `Authorization` header of callers: not over stdio, nor if the
+    /// Whether the server receives the `Authorization` header of callers: not over stdio, and not if the
     /// configuration sets another.
     fn passes_authorization(&self) -> bool {
         false
@@ -170,8 +172,8 @@ pub trait Upstream: Send + Sync + 'static {
     }
 
     /// Forwards one HTTP request of a legacy client unchanged. Dropping the future or the body before a POST
-    /// has its response is a disconnect, not a cancellation: the response is read to its end, within
-    /// [`UpstreamTimeouts::call`] and [`UpstreamLimits::departed`].
+    /// is answered is a disconnect, not a cancellation: the response is read to its end in the background,
+    /// within [`UpstreamTimeouts::call`] and [`UpstreamLimits::departed`].
     ///
     /// Fails for servers without Streamable HTTP.
     fn forward(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
@@ -179,29 +181,29 @@ pub trait Upstream: Send + Sync + 'static {
         Box::pin(std::future::ready(Err(CallError::not_over_http())))
     }
 
-    /// Whether a request with these headers was sent to this server by this proxy and came back (RFC 9110,
-    /// 7.6.3).
+    /// Whether this proxy sent a request with these headers to this server before, so that forwarding it
+    /// again would be a loop (RFC 9110, 7.6.3).
     fn is_own_hop(&self, headers: &HeaderMap) -> bool {
         let _ = headers;
         false
     }
 
-    /// State of the server, for operators.
+    /// State of the server for operators.
     fn health(&self) -> UpstreamHealth {
         UpstreamHealth::default()
     }
 
-    /// URL of the server, if it has one.
+    /// URL of the server; `None` for a stdio server.
     fn address(&self) -> Option<&ServerUrl> {
         None
     }
 
-    /// Processes of the server, for operators, if it is a stdio server.
+    /// Processes of the server for operators; `None` unless it is a stdio server.
     fn processes(&self) -> Option<ProcessTable> {
         None
     }
 
-    /// Prepares a reload with other limits, timeouts and credentials. The returned closure applies it to
+    /// Prepares a reload with other limits, timeouts and credentials. The returned closure applies them to
     /// later requests; sessions and processes stay.
     ///
     /// # Errors
@@ -211,32 +213,34 @@ pub trait Upstream: Send + Sync + 'static {
         Ok(Box::new(|| {}))
     }
 
-    /// Closes all sessions. Resolves once the server has received their ends, or after a short while.
+    /// Closes all sessions. Resolves once the server has been informed, or after a few seconds.
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
 /// Applies a prepared reload.
 pub type ApplyReload = Box<dyn FnOnce() + Send>;
 
-/// Caller on whose behalf a session is opened. Callers that differ in any field share no session.
+/// Caller on whose behalf a session is opened. Callers that differ in any field share no session, unless the
+/// transport ignores the field.
 #[derive(Clone, Debug)]
 pub struct CallerIdentity {
     pub principal: Principal,
     pub credentials: Credentials,
-    /// Declared to the server unchanged.
+    /// Capabilities, declared to the server unchanged.
     pub capabilities: Arc<Capabilities>,
     /// The client's own `clientInfo`. Sent in the handshake over HTTP only.
     pub client_info: ClientInfo,
 }
 
-/// A session that a legacy client opened through the proxy, which is the server's own: the parts of the
-/// client's requests beside their bodies.
+/// A session that a legacy client opened at the server through the proxy: the parts that all its requests
+/// share.
 #[derive(Clone, Debug)]
 pub struct ClientSession {
     /// Owner of the session.
     pub principal: Principal,
-    /// Query of the URL that the client requests.
+    /// Query of the URL that the client requests, without `?`.
     pub query: Option<String>,
+    /// Headers of the client's requests, with its session id.
     pub headers: HeaderMap,
 }
 
@@ -257,7 +261,7 @@ pub trait CallTarget: Send + Sync {
 /// A call in the format of 2026-07-28, independent of the server's revision.
 #[derive(Clone, Debug)]
 pub struct OutgoingCall {
-    /// Request id to the server: unique in this process, and so in any session.
+    /// Request id towards the server: unique in this process, and so in any session.
     pub id: u64,
     pub call: Arc<Call>,
     pub caller: CallerIdentity,
@@ -297,16 +301,20 @@ struct AnchorUpdates {
     changed: Notify,
 }
 
-/// A resumed call, the responders of its open requests, and its counterpart for messages outside its stream.
+/// A call of the previous process that was resumed ([`Upstream::resume_call`]).
 pub struct ResumedCall {
+    /// Events of the call from now on.
     pub replies: UpstreamEvents,
-    pub open: Vec<Box<dyn Responder>>,
+    /// Responders of the server's requests that were open, in the order of their ids in the argument.
+    pub open_requests: Vec<Box<dyn Responder>>,
+    /// Counterpart for messages outside the call's stream, if the client opened the session.
     pub off_stream: Option<Arc<dyn OffStreamCall>>,
 }
 
-/// Reason why no response will arrive. Each variant states what is known about whether the call ran.
+/// Reason why a call or message has no response. Each text states whether the call may have run.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CallError {
+    /// No connection could be made, or the process did not start.
     #[error("the server could not be reached: {0}")]
     Unreachable(String),
     #[error("no connection to the server within {0:?}")]
@@ -317,16 +325,20 @@ pub enum CallError {
     FirstByteTimeout(Duration),
     #[error("the server sent nothing for {0:?} during its answer")]
     IdleTimeout(Duration),
+    /// The connection ended before the response; the text is the reason.
     #[error("the connection to the server was lost before it answered: {0}; whether the call ran is unknown")]
     Broken(String),
     #[error("the server's session ended before it answered; whether the call ran is unknown")]
     SessionEnded,
+    /// The server's process ended with this status.
     #[error("the server's process ended before it answered: {0}; whether the call ran is unknown")]
     Exited(String),
+    /// A response to the server's request could not be sent; the text is the reason.
     #[error(
         "a response to a request of the server could not be delivered: {0}; whether the call ran is unknown"
     )]
     ResponseUndelivered(String),
+    /// HTTP 401, or 403 with a challenge (`WWW-Authenticate`).
     #[error("the server refused the credentials (HTTP {status})")]
     Unauthorized { status: StatusCode, challenge: Option<HeaderValue> },
     /// HTTP 403 without a challenge: other credentials would not help.
@@ -336,6 +348,7 @@ pub enum CallError {
         /// The server's JSON-RPC error, if it sent one.
         error: Option<ErrorObject>,
     },
+    /// HTTP error without a JSON-RPC error.
     #[error("the server answered HTTP {status}: {detail}")]
     Status {
         status: StatusCode,
@@ -343,14 +356,15 @@ pub enum CallError {
         /// Value of the server's `Retry-After`.
         retry_after: Option<String>,
     },
+    /// A response or message of the server that is not valid, for this reason.
     #[error("the server's answer is not valid: {0}")]
     Invalid(String),
-    /// Holds the versions that the server names.
+    /// The server supports modern revisions only; holds the revisions that the server names.
     #[error(
         "the server supports {0} only, and the proxy supports servers up to revision 2025-11-25; a client of the server's revision can use it without the proxy"
     )]
     ModernOnly(String),
-    /// The handshake failed, or a limit was reached, before the request was sent: it did not run.
+    /// The handshake failed, or a limit was reached, before the request was sent: the call did not run.
     #[error("no session with the server: {}; no call was sent", .0.without_outcome())]
     NotSent(Box<Self>),
     #[error("the server's answer is larger than {limit} bytes (limits.result_bytes)")]
@@ -365,7 +379,7 @@ pub enum CallError {
         "all {limit} processes of the server are in use (upstream.instances), and none came free within {after:?} (timeouts.queue)"
     )]
     ProcessesInUse { limit: usize, after: Duration },
-    /// `scope` names what the concurrency limit applies to.
+    /// Concurrency limit was reached; `scope` names what the limit applies to.
     #[error(
         "the concurrency limit of {scope} is reached (concurrency), and no call ended within {after:?} (timeouts.queue); \
          nothing was sent"
@@ -381,7 +395,7 @@ pub enum CallError {
 
 /// Default limit of connections to all servers, if the system allows the process as many: one for a call and
 /// one for its session's stream, for each client connection of the front's default. Each needs a descriptor.
-pub const CONNECTIONS: usize = 20_000;
+pub const DEFAULT_MAX_CONNECTIONS: usize = 20_000;
 
 /// State of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -394,7 +408,7 @@ pub struct UpstreamHealth {
     pub sessions: usize,
 }
 
-/// Reason why an upstream cannot be created.
+/// Reason why an upstream cannot be created or reconfigured.
 #[derive(Debug, thiserror::Error)]
 pub enum UpstreamSetupError {
     #[error("the upstream URL {0} must begin with http:// or https://")]
@@ -411,11 +425,11 @@ pub enum UpstreamSetupError {
     NoRuntime,
 }
 
-/// Creates the upstream of a route.
+/// Creates the upstream of a route, without connecting to the server.
 ///
 /// # Errors
 /// [`UpstreamSetupError`].
-pub fn to(
+pub fn create_upstream(
     server: UpstreamTarget,
     route: &str,
     config: Config,
@@ -430,17 +444,17 @@ pub fn to(
 /// Description of a server from its `initialize` result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamDescription {
-    /// Newest revision that the server has offered, as it spelled it.
+    /// Revision of the session in which the server was described, as the server spelled it.
     pub version: String,
-    /// Raw JSON in the format of 2026-07-28.
+    /// Server capabilities: raw JSON in the format of 2026-07-28.
     pub capabilities: Payload,
     /// Whether the server's own tasks, of any revision, are available to clients.
     pub has_tasks: bool,
-    /// Raw JSON.
+    /// `serverInfo`: raw JSON.
     pub server_info: Bytes,
-    /// Raw JSON, if present.
+    /// `instructions`: raw JSON string, if present.
     pub instructions: Option<Bytes>,
-    /// Result of `initialize` as the server sent it, raw; empty if unknown.
+    /// Result of `initialize` as the server sent it, raw JSON; empty if unknown.
     pub result: Bytes,
 }
 
@@ -450,24 +464,24 @@ impl UpstreamDescription {
         let capabilities = self.capabilities.clone();
         ListKind::ALL.into_iter().filter(move |list| {
             let list = capabilities.get(list.capability());
-            let reports = list.and_then(|list| JsonObject::read(&list).ok()?.get("listChanged"));
-            reports.is_some_and(|reports| reports == "true")
+            let list_changed = list.and_then(|list| JsonObject::read(&list).ok()?.get("listChanged"));
+            list_changed.is_some_and(|reports| reports == "true")
         })
     }
 }
 
-/// A change notification of a server.
+/// A change notification of a server: one of its lists, or a resource, has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeNotification {
     ListChanged(ListKind),
-    /// A resource changed. `params` are those of the notification, raw.
+    /// A resource changed. `params` are the raw parameters of the notification.
     ResourceUpdated {
         uri: String,
         params: Bytes,
     },
 }
 
-/// Keeps a resource subscribed; dropping it unsubscribes.
+/// Guard of a resource subscription; dropping it unsubscribes.
 pub type Subscription = Box<dyn std::any::Any + Send + Sync>;
 
 /// Response of the server's origin, outside the MCP endpoint.
@@ -509,11 +523,11 @@ pub struct Config {
     pub tls: Option<Arc<UpstreamTls>>,
     /// Proxy between this process and the server.
     pub proxy: Option<Arc<Proxy>>,
-    /// Whether requests of clients carry `Forwarded`, which the front adds. Default off.
+    /// Whether requests of clients carry the header `Forwarded`, which the front end adds. Default off.
     pub forwarded: bool,
 }
 
-/// Timeouts. Each ends a call with an error of its own.
+/// Timeouts of an upstream. Each ends a call with its own error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpstreamTimeouts {
     /// Limit of connecting, including TLS. Default 10 s.
@@ -533,7 +547,7 @@ pub struct UpstreamTimeouts {
     pub idle_session: Duration,
 }
 
-/// Resource limits.
+/// Resource limits of an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpstreamLimits {
     /// Sessions of one principal and set of capabilities; calls that need one more are queued. Each costs two
@@ -553,7 +567,8 @@ pub struct UpstreamLimits {
     /// the sessions of the idle identity with the oldest last call are closed. Each costs a session and its
     /// stream. Default 4096.
     pub identities: usize,
-    /// Bytes of what those identities declare and are identified by, with the same effect. Default 64 MiB.
+    /// Bytes of credentials, capabilities and `clientInfo` that those identities keep, with the same effect.
+    /// Default 64 MiB.
     pub identity_bytes: usize,
     /// Limit of one message of the server, in bytes. Default 64 MiB.
     pub result_bytes: usize,
@@ -566,11 +581,11 @@ pub struct UpstreamLimits {
     pub client_sessions: usize,
 }
 
-/// Innermost source of an error, which is where libraries put the useful reason.
+/// Returns the text of the innermost source of an error, which is where libraries put the useful reason.
 fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
+    while let Some(source) = cause.source() {
+        cause = source;
     }
     cause.to_string()
 }
@@ -578,7 +593,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 // === impl OriginRequest ===
 
 impl OriginRequest {
-    /// A GET request for this path.
+    /// Creates a GET request for this path, with these headers.
     pub fn get(path: String, headers: HeaderMap) -> Self {
         Self { method: HttpMethod::GET, path, headers, body: Bytes::new() }
     }
@@ -587,10 +602,11 @@ impl OriginRequest {
 // === impl Deferral ===
 
 impl Deferral {
-    /// State of a call whose task `outlives` the process or does not.
-    pub fn new(outlives: bool) -> Self {
-        let whereabouts = outlives.then(AnchorUpdates::default);
-        Self(Arc::new(DeferralState { anchor: whereabouts, ..DeferralState::default() }))
+    /// State of a call; `outlives_process` says whether its task must outlive the process, so that resume
+    /// positions are needed.
+    pub fn new(outlives_process: bool) -> Self {
+        let anchor = outlives_process.then(AnchorUpdates::default);
+        Self(Arc::new(DeferralState { anchor, ..DeferralState::default() }))
     }
 
     /// Marks the call as deferred.
@@ -606,41 +622,41 @@ impl Deferral {
     /// Waits until the resume position of the call changes, and returns it. Pending without end if the task
     /// does not outlive the process.
     pub async fn next_anchor(&self) -> Box<CallAnchor> {
-        let Some(AnchorUpdates { anchor, changed: moved }) = &self.0.anchor else { return pending().await };
+        let Some(AnchorUpdates { anchor, changed }) = &self.0.anchor else { return pending().await };
         loop {
-            let again = moved.notified();
+            let notified = changed.notified();
             if let Some(anchor) = anchor.lock().take() {
                 return anchor;
             }
-            again.await;
+            notified.await;
         }
     }
 
-    /// Whether the task outlives the process.
+    /// Whether the task of the call outlives the process.
     pub fn is_durable(&self) -> bool {
         self.0.anchor.is_some()
     }
 
-    /// Whether the resume position of the call is needed.
+    /// Whether the resume position of the call must be recorded.
     pub fn needs_anchor(&self) -> bool {
         self.0.anchor.is_some() && self.is_deferred()
     }
 
-    /// Sets the resume position of the call.
-    pub fn set_anchor(&self, to: CallAnchor) {
-        if let Some(AnchorUpdates { anchor, changed: moved }) = &self.0.anchor {
-            *anchor.lock() = Some(Box::new(to));
-            moved.notify_one();
+    /// Sets the resume position of the call, and wakes [`Deferral::next_anchor`].
+    pub fn set_anchor(&self, position: CallAnchor) {
+        if let Some(AnchorUpdates { anchor, changed }) = &self.0.anchor {
+            *anchor.lock() = Some(Box::new(position));
+            changed.notify_one();
         }
     }
 
-    /// Hands the call over to another process: dropping its events neither cancels it nor ends its session
-    /// from now on.
+    /// Hands the call over to another process: from now on, dropping its events neither cancels the call nor
+    /// ends its session.
     pub fn release(&self) {
         self.0.is_released.store(true, Ordering::Relaxed);
     }
 
-    /// Whether dropping the events neither cancels the call nor ends its session.
+    /// Whether the call was handed over to another process.
     pub fn is_released(&self) -> bool {
         self.0.is_released.load(Ordering::Relaxed)
     }

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::StatusCode;
 
 /// Time for which the revision that a server accepted is offered first. The server may be upgraded meanwhile.
-const REMEMBERED: Duration = Duration::from_secs(60 * 60);
+const OFFER_LIFETIME: Duration = Duration::from_secs(60 * 60);
 
 /// Revisions offered in one handshake, in order.
 #[derive(Clone, Debug)]
@@ -23,13 +23,14 @@ pub(super) struct RevisionOffers {
     refused: Vec<Revision>,
 }
 
-/// Revision that the server accepted, if it is not the newest.
+/// Revision that the server accepted in the last handshake with a fallback; empty if it accepts the newest.
 #[derive(Debug, Default)]
 pub(super) struct RememberedOffer(Mutex<Option<(Revision, Instant)>>);
 
 // === impl RevisionOffers ===
 
 impl RevisionOffers {
+    /// Offers whose first revision is `first`.
     pub(super) fn starting_with(first: Revision) -> Self {
         Self { current: first, refused: Vec::new() }
     }
@@ -40,19 +41,20 @@ impl RevisionOffers {
     }
 
     /// Whether a revision was rejected and another offered.
-    pub(super) fn has_changed(&self) -> bool {
+    pub(super) fn has_fallen_back(&self) -> bool {
         !self.refused.is_empty()
     }
 
-    /// Selects the next revision if this JSON-RPC error rejects the current one. Returns `false` if it does
-    /// not, or none is left.
+    /// Selects the next revision if this JSON-RPC error rejects the current one. Returns `false` if the error
+    /// does not reject it, or if no revision is left.
     pub(super) fn offer_next_after_error(&mut self, error: &Bytes) -> bool {
         let code = ErrorObject::from_raw(error.clone()).code();
         let is_about_version = matches!(code, code::INVALID_PARAMS | code::UNSUPPORTED_VERSION);
         self.offer_next(error, is_about_version)
     }
 
-    /// Selects the next revision after an HTTP error with this body, likewise.
+    /// Selects the next revision if this HTTP error and its body reject the current one, as
+    /// [`RevisionOffers::offer_next_after_error`].
     pub(super) fn offer_next_after_status(&mut self, status: StatusCode, body: &Bytes) -> bool {
         let is_of_request = status.is_client_error()
             && !matches!(status.as_u16(), 401 | 403 | 404 | 405 | 408 | 429)
@@ -65,18 +67,19 @@ impl RevisionOffers {
     fn offer_next(&mut self, refusal: &[u8], is_about_version: bool) -> bool {
         let named = revisions_in(refusal);
         let is_named = |revision: &Revision| named.contains(revision) && *revision != self.current;
-        let names_any = Revision::ALL.iter().any(is_named);
-        if !(names_any || is_about_version || has_version_word(refusal)) {
+        let is_any_named = Revision::ALL.iter().any(is_named);
+        if !(is_any_named || is_about_version || has_version_word(refusal)) {
             return false;
         }
         self.refused.push(self.current);
-        let is_left = |revision: &Revision| revision.era() == Era::Legacy && !self.refused.contains(revision);
-        let mut left = Revision::ALL.into_iter().rev().filter(is_left);
-        let next = match names_any {
-            true => left.find(is_named),
+        let is_untried =
+            |revision: &Revision| revision.era() == Era::Legacy && !self.refused.contains(revision);
+        let mut untried = Revision::ALL.into_iter().rev().filter(is_untried);
+        let next = match is_any_named {
+            true => untried.find(is_named),
             false => {
                 let refused = self.current;
-                left.clone().find(|revision| *revision < refused).or_else(|| left.next())
+                untried.clone().find(|revision| *revision < refused).or_else(|| untried.next())
             }
         };
         match next {
@@ -89,37 +92,37 @@ impl RevisionOffers {
     }
 }
 
-/// Revisions whose dates occur in a text.
+/// Returns the revisions whose dates occur in a text.
 fn revisions_in(text: &[u8]) -> Vec<Revision> {
-    let stands = |revision: &Revision| memchr::memmem::find(text, revision.as_str().as_bytes()).is_some();
-    Revision::ALL.into_iter().filter(stands).collect()
+    let occurs = |revision: &Revision| memchr::memmem::find(text, revision.as_str().as_bytes()).is_some();
+    Revision::ALL.into_iter().filter(occurs).collect()
 }
 
 /// Whether a rejection mentions a version.
 fn has_version_word(text: &[u8]) -> bool {
-    text.to_ascii_lowercase().windows(b"version".len()).any(|word| word == b"version")
+    text.to_ascii_lowercase().windows(b"version".len()).any(|window| window == b"version")
 }
 
 // === impl RememberedOffer ===
 
 impl RememberedOffer {
-    /// Revision to offer first.
+    /// Returns the revision to offer first in a handshake.
     pub(super) fn first_offer(&self, now: Instant) -> Revision {
         match *self.0.lock() {
-            Some((revision, since)) if now.saturating_duration_since(since) < REMEMBERED => revision,
+            Some((revision, since)) if now.saturating_duration_since(since) < OFFER_LIFETIME => revision,
             Some(_) | None => Revision::NEWEST_LEGACY,
         }
     }
 
-    /// Stores the revision that a handshake ended with. A revision that was only offered first does not
-    /// extend its time.
+    /// Stores the revision that a handshake ended with, if the handshake fell back to it. A revision that was
+    /// offered first and accepted does not extend its time.
     pub(super) fn remember(&self, offers: &RevisionOffers, now: Instant) {
-        if offers.has_changed() {
+        if offers.has_fallen_back() {
             *self.0.lock() = Some((offers.current(), now));
         }
     }
 
-    /// Forgets the revision, because the server or the way to it may have changed.
+    /// Forgets the stored revision, because the server or the network path to it may have changed.
     pub(super) fn clear(&self) {
         *self.0.lock() = None;
     }
@@ -201,8 +204,8 @@ mod tests {
         remembered.remember(&offers, now);
         assert_eq!(remembered.first_offer(now), Revision::V2025_06_18);
         // A handshake that starts with the stored revision does not extend its time.
-        remembered.remember(&RevisionOffers::starting_with(Revision::V2025_06_18), now + REMEMBERED / 2);
-        assert_eq!(remembered.first_offer(now + REMEMBERED), NEWEST);
+        remembered.remember(&RevisionOffers::starting_with(Revision::V2025_06_18), now + OFFER_LIFETIME / 2);
+        assert_eq!(remembered.first_offer(now + OFFER_LIFETIME), NEWEST);
         remembered.remember(&offers, now);
         remembered.clear();
         assert_eq!(remembered.first_offer(now), NEWEST);

@@ -7,8 +7,8 @@
 //! All sessions of a process share the counters: a late message of one session cannot match another's
 //! request, and a server that stores events by the request id alone, for all sessions (as the example stores
 //! of SDKs do), replays no other session's. A client's session continues in other processes, so each process
-//! starts at another id of that range. After 2^30 ids a range starts again and skips ids that are still [in
-//! use](in_use).
+//! starts at another id of that range. After 2^30 ids a range starts again and skips ids that are still in
+//! use ([`mark_in_use`]).
 
 use crate::runtime::random;
 use std::sync::{
@@ -31,31 +31,34 @@ struct IdRange {
 pub(super) struct IdInUse(Option<&'static AtomicU32>);
 
 /// Number of ids in a range.
-const SIZE: u32 = 1 << 30;
+const RANGE_SIZE: u32 = 1 << 30;
 
 /// Segments of a range. Ids in use are skipped by segment, so that an id needs no lookup. If more long calls
 /// than this are spread over all segments, an id of a segment may be assigned twice.
 const SEGMENTS: usize = 1 << 16;
 
-const SEGMENT: u32 = SIZE / SEGMENTS as u32;
+/// Number of ids in a segment.
+const SEGMENT_SIZE: u32 = RANGE_SIZE / SEGMENTS as u32;
 
 /// Ids in pooled sessions. 0 is never assigned: it stands for a request of the server outside calls.
 static POOL_IDS: IdRange = IdRange::new(0, 1);
 
-static CLIENT_SESSION_IDS: IdRange = IdRange::new(SIZE, 0);
+/// Ids in sessions that clients opened.
+static CLIENT_SESSION_IDS: IdRange = IdRange::new(RANGE_SIZE, 0);
 
 /// Set once the start in clients' sessions is chosen: another process, earlier or concurrent, may have
 /// requests in flight in the same session.
-static CLIENT_START: OnceLock<()> = OnceLock::new();
+static CLIENT_IDS_STARTED: OnceLock<()> = OnceLock::new();
 
-/// Next id for a request in a pooled session.
-pub fn next() -> u64 {
+/// Returns the next id for a request in a pooled session.
+pub fn next_in_pool() -> u64 {
     POOL_IDS.next()
 }
 
-/// Next id for a request in a session that a client opened. The client may use the same id.
+/// Returns the next id for a request in a session that a client opened. The client may use the same id.
 pub fn next_in_client_session() -> u64 {
-    CLIENT_START.get_or_init(|| CLIENT_SESSION_IDS.next.store(u32::from_be_bytes(random()) % SIZE, Relaxed));
+    CLIENT_IDS_STARTED
+        .get_or_init(|| CLIENT_SESSION_IDS.next.store(u32::from_be_bytes(random()) % RANGE_SIZE, Relaxed));
     CLIENT_SESSION_IDS.next()
 }
 
@@ -64,17 +67,17 @@ pub fn is_client_session_id(number: u64) -> bool {
     CLIENT_SESSION_IDS.offset(number).is_some()
 }
 
-/// Skips the id of a call of the previous process: later ids in pooled sessions are larger.
-pub fn skip_to(number: u64) {
+/// Reserves the id of a call of the previous process: later ids in pooled sessions are larger.
+pub fn skip_past(number: u64) {
     if let Some(offset) = POOL_IDS.offset(number) {
-        POOL_IDS.next.fetch_max((offset + 1) % SIZE, Relaxed);
+        POOL_IDS.next.fetch_max((offset + 1) % RANGE_SIZE, Relaxed);
     }
 }
 
-/// Marks the id as in use.
-pub(super) fn in_use(number: u64) -> IdInUse {
+/// Marks the id as in use until the returned guard is dropped.
+pub(super) fn mark_in_use(number: u64) -> IdInUse {
     let segment = [&POOL_IDS, &CLIENT_SESSION_IDS].into_iter().find_map(|range| range.segment(number));
-    IdInUse::of(segment)
+    IdInUse::new(segment)
 }
 
 // === impl IdRange ===
@@ -85,42 +88,45 @@ impl IdRange {
     }
 
     fn next(&self) -> u64 {
-        let mut at = self.next.load(Relaxed);
+        let mut current = self.next.load(Relaxed);
         loop {
-            let given = self.free_from(at);
-            match self.next.compare_exchange_weak(at, (given + 1) % SIZE, Relaxed, Relaxed) {
-                Ok(_) => return u64::from(self.base + given),
-                Err(now) => at = now,
+            let free = self.free_from(current);
+            match self.next.compare_exchange_weak(current, (free + 1) % RANGE_SIZE, Relaxed, Relaxed) {
+                Ok(_) => return u64::from(self.base + free),
+                Err(actual) => current = actual,
             }
         }
     }
 
-    /// First assignable id at or after this one. A segment is checked at its start: ids in use there are of
-    /// the previous round.
-    fn free_from(&self, at: u32) -> u32 {
-        if !at.is_multiple_of(SEGMENT) {
-            return at;
+    /// Returns the first assignable id at or after `start`. A segment is checked at its start: ids in use
+    /// there are of the previous round through the range.
+    fn free_from(&self, start: u32) -> u32 {
+        if !start.is_multiple_of(SEGMENT_SIZE) {
+            return start;
         }
-        let segments = (0..SIZE).step_by(SEGMENT as usize).map(|step| (at + step) % SIZE);
-        let free = segments.into_iter().find(|&at| self.in_use[(at / SEGMENT) as usize].load(Relaxed) == 0);
-        let free = free.unwrap_or(at);
+        let segments =
+            (0..RANGE_SIZE).step_by(SEGMENT_SIZE as usize).map(|offset| (start + offset) % RANGE_SIZE);
+        let free = segments
+            .into_iter()
+            .find(|&candidate| self.in_use[(candidate / SEGMENT_SIZE) as usize].load(Relaxed) == 0);
+        let free = free.unwrap_or(start);
         if self.base == 0 { free.max(1) } else { free }
     }
 
     fn offset(&self, number: u64) -> Option<u32> {
         let offset = u32::try_from(number).ok()?.checked_sub(self.base)?;
-        (offset < SIZE).then_some(offset)
+        (offset < RANGE_SIZE).then_some(offset)
     }
 
     fn segment(&self, number: u64) -> Option<&AtomicU32> {
-        Some(&self.in_use[(self.offset(number)? / SEGMENT) as usize])
+        Some(&self.in_use[(self.offset(number)? / SEGMENT_SIZE) as usize])
     }
 }
 
 // === impl IdInUse ===
 
 impl IdInUse {
-    fn of(segment: Option<&'static AtomicU32>) -> Self {
+    fn new(segment: Option<&'static AtomicU32>) -> Self {
         if let Some(segment) = segment {
             segment.fetch_add(1, Relaxed);
         }
@@ -143,11 +149,11 @@ mod tests {
     #[test]
     fn ids_count_up_and_have_31_bits_at_most() {
         static OURS: IdRange = IdRange::new(0, 1);
-        static CLIENTS: IdRange = IdRange::new(SIZE, 0);
+        static CLIENTS: IdRange = IdRange::new(RANGE_SIZE, 0);
         assert_eq!([OURS.next(), OURS.next(), OURS.next()], [1, 2, 3]);
         assert_eq!([CLIENTS.next(), CLIENTS.next()], [1 << 30, (1 << 30) + 1]);
         for range in [&OURS, &CLIENTS] {
-            range.next.store(SIZE - 1, Relaxed);
+            range.next.store(RANGE_SIZE - 1, Relaxed);
         }
         assert_eq!([OURS.next(), OURS.next(), OURS.next()], [(1 << 30) - 1, 1, 2], "it begins anew");
         assert_eq!([CLIENTS.next(), CLIENTS.next()], [(1 << 31) - 1, 1 << 30]);
@@ -157,19 +163,19 @@ mod tests {
     fn an_id_that_is_in_use_is_not_given_again() {
         static OURS: IdRange = IdRange::new(0, 1);
         let long = OURS.next();
-        let of_first = IdInUse::of(OURS.segment(long));
-        let of_third = IdInUse::of(OURS.segment(u64::from(2 * SEGMENT + 7)));
-        OURS.next.store(SIZE - 1, Relaxed);
+        let of_first = IdInUse::new(OURS.segment(long));
+        let of_third = IdInUse::new(OURS.segment(u64::from(2 * SEGMENT_SIZE + 7)));
+        OURS.next.store(RANGE_SIZE - 1, Relaxed);
         OURS.next();
-        assert_eq!(OURS.next(), u64::from(SEGMENT), "the first segment is passed over");
-        OURS.next.store(2 * SEGMENT - 1, Relaxed);
+        assert_eq!(OURS.next(), u64::from(SEGMENT_SIZE), "the first segment is passed over");
+        OURS.next.store(2 * SEGMENT_SIZE - 1, Relaxed);
         OURS.next();
-        assert_eq!(OURS.next(), u64::from(3 * SEGMENT));
+        assert_eq!(OURS.next(), u64::from(3 * SEGMENT_SIZE));
         drop((of_first, of_third));
         OURS.next.store(0, Relaxed);
         assert_eq!(OURS.next(), 1);
-        OURS.next.store(2 * SEGMENT, Relaxed);
-        assert_eq!(OURS.next(), u64::from(2 * SEGMENT));
+        OURS.next.store(2 * SEGMENT_SIZE, Relaxed);
+        assert_eq!(OURS.next(), u64::from(2 * SEGMENT_SIZE));
     }
 
     #[test]
@@ -178,6 +184,6 @@ mod tests {
             assert_eq!(CLIENT_SESSION_IDS.offset(number), None, "{number}");
         }
         assert!(!is_client_session_id(7) && is_client_session_id(1 << 30));
-        assert!(in_use(1 << 52).0.is_none() && in_use(7).0.is_some());
+        assert!(mark_in_use(1 << 52).0.is_none() && mark_in_use(7).0.is_some());
     }
 }

@@ -24,13 +24,13 @@ impl ServerUrl {
     /// Creates a URL that is displayed as `shown`: the configured text with its variables, without literal
     /// secrets. `host` is the host in that text, and `has_literal_port` whether no variable is part of host
     /// and port.
-    pub fn shown_as(uri: Uri, shown: &str, host: &str, has_literal_port: bool) -> Self {
-        let usual = if uri.scheme_str() == Some("https") { 443 } else { 80 };
-        let port = has_literal_port.then(|| uri.port_u16().unwrap_or(usual));
+    pub fn new(uri: Uri, shown: &str, host: &str, has_literal_port: bool) -> Self {
+        let default_port = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+        let port = has_literal_port.then(|| uri.port_u16().unwrap_or(default_port));
         Self { uri, shown: shown.into(), host: host.into(), port }
     }
 
-    /// URL for requests. May hold a secret.
+    /// URL for requests. May hold a secret, so it must not be logged.
     pub const fn uri(&self) -> &Uri {
         &self.uri
     }
@@ -52,7 +52,7 @@ impl ServerUrl {
         }
     }
 
-    /// Whether a variable is part of the URL, so that its displayed text differs.
+    /// Whether an environment variable is part of the URL, so that its displayed text differs from the URL.
     pub fn has_variables(&self) -> bool {
         self.shown.contains("${")
     }
@@ -62,7 +62,7 @@ impl ServerUrl {
         &self.host
     }
 
-    /// Port for display; `None` if a variable provides it or the host.
+    /// Port for display; `None` if an environment variable provides the port or the host.
     pub const fn port(&self) -> Option<u16> {
         self.port
     }
@@ -76,7 +76,7 @@ impl From<Uri> for ServerUrl {
         let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
         let shown = format!("{scheme}://{authority}{}", uri.path());
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-        Self::shown_as(uri, &shown, &host, true)
+        Self::new(uri, &shown, &host, true)
     }
 }
 

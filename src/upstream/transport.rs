@@ -27,9 +27,10 @@ use std::{
     time::Duration,
 };
 
-/// Way to reach one server.
+/// Means of reaching one server: opens sessions, and states what they cost.
 pub trait Transport: Send + Sync + 'static {
-    type Line: TransportSession;
+    /// Session over this transport.
+    type Session: TransportSession;
 
     /// Whether the transport is Streamable HTTP: requests of legacy clients are relayed unchanged, and their
     /// sessions are the server's own. Otherwise the proxy emulates their sessions, and makes their calls in
@@ -40,22 +41,24 @@ pub trait Transport: Send + Sync + 'static {
     /// most [`UpstreamLimits::identities`](super::UpstreamLimits::identities) pools, and further callers
     /// share one.
     const IS_COSTLY: bool = false;
-    /// Reason why no further session is opened for calls, as errors name it.
-    const BOUND: &'static str = "limits.sessions";
-    /// Time limit for closing all sessions.
-    const FAREWELL: Duration = Duration::from_secs(2);
+    /// Reason why no further session is opened for calls, for error messages.
+    const SESSION_LIMIT_REASON: &'static str = "limits.sessions";
+    /// Time limit for closing all sessions at shutdown.
+    const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-    /// Identity of a caller for the pool. Callers with equal identities share sessions.
+    /// Returns the identity under which a caller's sessions are pooled. Callers with equal identities share
+    /// sessions.
     fn pool_key(&self, caller: &CallerIdentity) -> CallerIdentity {
         caller.clone()
     }
 
-    /// Limits of the transport, if a session costs more than the configured limits assume.
+    /// Returns the effective limits, for transports whose sessions cost more than the configured limits
+    /// assume.
     fn limits(&self, limits: UpstreamLimits) -> UpstreamLimits {
         limits
     }
 
-    /// Prepares a reload.
+    /// Prepares a reload with this configuration; the returned closure applies it.
     ///
     /// # Errors
     /// [`UpstreamSetupError`].
@@ -64,7 +67,7 @@ pub trait Transport: Send + Sync + 'static {
         Ok(Box::new(|| {}))
     }
 
-    /// Number of rounds for which unused sessions are kept.
+    /// Number of sweeps after which unused sessions are closed.
     fn idle_rounds(&self) -> IdleRounds {
         IdleRounds::default()
     }
@@ -80,37 +83,38 @@ pub trait Transport: Send + Sync + 'static {
         self: &Arc<Self>,
         caller: &CallerIdentity,
         request: &mut InitializeRequest,
-    ) -> impl Future<Output = Result<(UpstreamDescription, Self::Line), CallError>> + Send;
+    ) -> impl Future<Output = Result<(UpstreamDescription, Self::Session), CallError>> + Send;
 
     /// Attaches to a session that a legacy client opened, if the transport supports it.
-    fn join_client_session(self: &Arc<Self>, session: &ClientSession) -> Option<Self::Line> {
+    fn join_client_session(self: &Arc<Self>, session: &ClientSession) -> Option<Self::Session> {
         let _ = session;
         None
     }
 
-    /// Resumes a session of the previous process, with the handle of its call, whose stream is resumed after
-    /// its last known event. `None` if the transport does not support it.
+    /// Resumes a session of the previous process. Returns the session, and the handle of its call if the
+    /// stream of the call can be resumed after its last known event. `None` if the transport supports no
+    /// resumption.
     fn resume_session(
         self: &Arc<Self>,
         credentials: &Credentials,
         anchor: &CallAnchor,
-    ) -> ResumedSession<Self::Line, Self> {
+    ) -> ResumedSession<Self::Session, Self> {
         let _ = (credentials, anchor);
         None
     }
 
-    /// Resolves when a caller waits for a session while the transport is full: an unused one should be
+    /// Resolves when a caller waits for a session while the transport is full: an unused session should be
     /// evicted.
     fn eviction_requested(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 
-    /// Whether no further session can be opened now.
+    /// Whether no further session can be opened now, because the transport's own limit is reached.
     fn is_full(&self) -> bool {
         false
     }
 
-    /// Reports that no session could be evicted, to those that wait for [`Transport::eviction_failed`].
+    /// Wakes the waiters of [`Transport::eviction_failed`]: no session could be evicted.
     fn report_eviction_failed(&self) {}
 
     /// Resolves when a caller waits for a session, the transport is full, and no session can be evicted.
@@ -118,7 +122,7 @@ pub trait Transport: Send + Sync + 'static {
         std::future::pending()
     }
 
-    /// Closes connections that have been idle too long. Called once a minute.
+    /// Closes connections that have been idle for too long. Called once a minute.
     fn sweep(&self) {}
 
     /// Closes idle connections. Returns whether there were any.
@@ -126,7 +130,7 @@ pub trait Transport: Send + Sync + 'static {
         false
     }
 
-    /// [`super::Upstream::forward`].
+    /// Implements [`super::Upstream::forward`].
     fn forward(
         self: &Arc<Self>,
         request: HttpRequest,
@@ -135,7 +139,7 @@ pub trait Transport: Send + Sync + 'static {
         ready(Err(CallError::not_over_http())).boxed()
     }
 
-    /// [`super::Upstream::fetch`].
+    /// Implements [`super::Upstream::fetch`].
     fn fetch<'a>(
         &'a self,
         path: &'a str,
@@ -145,12 +149,12 @@ pub trait Transport: Send + Sync + 'static {
         ready(Err(CallError::not_over_http())).boxed()
     }
 
-    /// [`super::Upstream::passes_authorization`].
+    /// Implements [`super::Upstream::passes_authorization`].
     fn passes_authorization(&self) -> bool {
         false
     }
 
-    /// [`super::Upstream::request_origin`].
+    /// Implements [`super::Upstream::request_origin`].
     fn request_origin(
         self: &Arc<Self>,
         request: OriginRequest,
@@ -159,7 +163,7 @@ pub trait Transport: Send + Sync + 'static {
         ready(Err(CallError::not_over_http())).boxed()
     }
 
-    /// Whether the last connection attempt succeeded; `None` before the first one.
+    /// Whether the last connection attempt or process start succeeded; `None` before the first one.
     fn is_up(&self) -> Option<bool> {
         None
     }
@@ -169,89 +173,91 @@ pub trait Transport: Send + Sync + 'static {
         None
     }
 
-    /// [`super::Upstream::processes`].
+    /// Implements [`super::Upstream::processes`].
     fn processes(&self) -> Option<ProcessTable> {
         None
     }
 
-    /// [`super::Upstream::is_own_hop`].
+    /// Implements [`super::Upstream::is_own_hop`].
     fn is_own_hop(&self, headers: &HeaderMap) -> bool {
         let _ = headers;
         false
     }
 }
 
-/// Number of rounds, one a minute, after which an unused session is closed.
+/// Numbers of sweeps without use, one sweep a minute, after which a session is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleRounds {
     /// For the list session of a pool.
-    pub lists: u32,
+    pub list_session: u32,
     /// For each further session.
-    pub others: u32,
+    pub other_sessions: u32,
 }
 
-/// Rounds (minutes) after which an unused session is closed.
-const QUIET: u32 = 5;
-/// Rounds for the list session, which is kept longer because its change notifications may be awaited.
-const QUIET_LISTS: u32 = 30;
+/// Default number of sweeps (minutes) without use after which a session is closed.
+const IDLE_SWEEPS: u32 = 5;
+/// Default number of sweeps for the list session, which is kept longer because its change notifications may
+/// be awaited.
+const LIST_IDLE_SWEEPS: u32 = 30;
 
 /// Handle of a call in a session of this transport.
-pub type CallHandleOf<W> = <<W as Transport>::Line as TransportSession>::Answer;
+pub type CallHandleOf<W> = <<W as Transport>::Session as TransportSession>::CallHandle;
 
 /// A resumed session, and the handle of its call if its stream can be resumed.
 pub type ResumedSession<S, W> = Option<(Arc<S>, Option<CallHandleOf<W>>)>;
 
 /// Carrier of the messages of one session.
 pub trait TransportSession: Send + Sync + 'static {
-    /// Handle of a call that was sent. Dropping it closes its resources.
-    type Answer: Send + Unpin;
+    /// Handle of a call that was sent. Dropping it releases its resources, such as its connection.
+    type CallHandle: Send + Unpin;
 
-    /// Waits briefly for what the client does before it calls, such as opening its GET stream.
-    fn wait_settled(&self) -> impl Future<Output = ()> + Send {
+    /// Waits briefly for actions that a client starts before its call, such as opening its GET stream.
+    fn wait_ready(&self) -> impl Future<Output = ()> + Send {
         ready(())
     }
 
     /// Sends a call; `headers` are additional headers of the client, for transports that have headers.
-    fn send_call(&self, body: Bytes, headers: &HeaderMap) -> Self::Answer;
+    fn send_call(&self, body: Bytes, headers: &HeaderMap) -> Self::CallHandle;
 
-    /// Polls the next event of a call. Must not be polled after its last one.
+    /// Polls the next event of the call with this id. Must not be polled after the last event.
     fn poll_call(
         self: &Arc<Self>,
-        answer: &mut Self::Answer,
+        handle: &mut Self::CallHandle,
         call: u64,
         cx: &mut Context<'_>,
     ) -> Poll<CallEvent>;
 
-    /// Progress of the call.
-    fn progress(answer: &mut Self::Answer) -> CallProgress;
+    /// Returns how far the call has got at the server.
+    fn progress(handle: &mut Self::CallHandle) -> CallProgress;
 
-    /// Position at which another process could resume the call.
-    fn resume_point<'a>(&'a self, answer: &'a Self::Answer) -> Option<ResumePoint<'a>> {
-        let _ = answer;
+    /// Position at which another process could resume the call; `None` if that is impossible or not known
+    /// yet.
+    fn resume_point<'a>(&'a self, handle: &'a Self::CallHandle) -> Option<ResumePoint<'a>> {
+        let _ = handle;
         None
     }
 
-    /// Ends a call: its resources may be reused.
-    fn finish(&self, answer: Self::Answer) {
-        drop(answer);
+    /// Ends a call that completed: its resources may be reused.
+    fn finish(&self, handle: Self::CallHandle) {
+        drop(handle);
     }
 
     /// Sends a notification or a response. Resolves once the server has received it.
     fn send_message(
         &self,
         body: Bytes,
-        again: RetryOnLoss,
+        retry: RetryOnLoss,
     ) -> impl Future<Output = Result<(), CallError>> + Send;
 
     /// Delivers messages outside the calls' responses, until the session ends.
     fn listen(self: Arc<Self>, deliver: impl FnMut(SessionEvent) + Send) -> impl Future<Output = ()> + Send;
 
-    /// Error of calls answered off-stream, once the server no longer knows the session.
+    /// Error of calls answered off-stream that cannot complete, because the session has ended.
     fn loss_error(&self) -> CallError {
         CallError::SessionEnded
     }
 
-    /// Ends the session, if the server survives that.
+    /// Ends the session at the server, unless the server would not survive that.
     fn close(&self) -> impl Future<Output = ()> + Send;
 }
 
@@ -262,18 +268,19 @@ pub struct ResumePoint<'a> {
     pub session: &'a str,
     /// Revision of the session.
     pub revision: &'a str,
-    /// Last event id of the call's own stream.
+    /// Last event id of the call's own stream; `None` if there is none.
     pub last_event: Option<&'a str>,
 }
 
 /// Request that opens a session: `initialize` with the revision offered now.
 pub struct InitializeRequest {
-    number: u64,
+    id: u64,
+    /// Revisions offered so far, and the one offered now.
     pub(super) offers: RevisionOffers,
     write_body: Box<dyn Fn(Revision) -> Bytes + Send + Sync>,
 }
 
-/// Meaning of a server's message for the handshake.
+/// Meaning of a server's message during the handshake.
 pub(super) enum InitializeReply {
     /// The server's result.
     Description(UpstreamDescription),
@@ -294,17 +301,18 @@ pub enum CallEvent {
     AnsweredOffStream,
     /// The call was refused. The last event.
     Refused(CallRefusal),
-    /// The session ended before the call was sent: another session may take it; the error applies if there is
-    /// none.
+    /// The session ended before the call was sent. The call may be sent in another session; the error is the
+    /// outcome if there is none.
     SessionGone(CallError),
-    /// No further event will follow.
+    /// The call failed. The last event.
     Lost(CallError),
 }
 
-/// Refusal of a call by its transport.
+/// Refusal of a call by the server, or by the transport.
 pub enum CallRefusal {
     /// A JSON-RPC error response.
     Response(Frame),
+    /// The call failed without a JSON-RPC error.
     Lost(CallError),
     /// The call did not run, perhaps because the server does not know the session.
     NoSession {
@@ -322,24 +330,25 @@ pub enum CallProgress {
     Unsent,
     /// The server may have the call and has sent nothing yet.
     Sent,
-    /// The response has begun; `moved` is whether bytes arrived since the last query.
-    Begun { moved: bool },
+    /// The response has begun; `has_new_bytes` says whether bytes have arrived since the last query.
+    Begun { has_new_bytes: bool },
     /// The call was refused; the reason is being read.
     Refused,
 }
 
 /// Event of a session outside its calls' responses.
 pub enum SessionEvent {
+    /// A message of the server.
     Message(Frame),
-    /// The response to this call is too large to be kept.
+    /// The response to the call with this id is too large to be kept.
     TooLarge(u64),
-    /// The response to this call is not a valid message, for this reason.
+    /// The response to the call with this id is not a valid message, for this reason.
     Invalid(u64, String),
-    /// It is known whether the server provides messages here.
+    /// The server has shown whether it provides messages outside calls.
     Settled,
     /// Messages may have been missed for a while.
     Gap,
-    /// No messages are available here, or no longer.
+    /// The server provides no messages outside calls, or no longer does.
     Unavailable,
     /// The server may no longer know the session. No further event follows.
     Suspect,
@@ -358,34 +367,36 @@ pub enum RetryOnLoss {
 
 impl Default for IdleRounds {
     fn default() -> Self {
-        Self { lists: QUIET_LISTS, others: QUIET }
+        Self { list_session: LIST_IDLE_SWEEPS, other_sessions: IDLE_SWEEPS }
     }
 }
 
 // === impl InitializeRequest ===
 
 impl InitializeRequest {
-    /// Creates the request; `write` serializes it for a revision under this id.
+    /// Creates the request with this id and the first revision to offer; `write` serializes the request for a
+    /// revision.
     pub(super) fn new(
-        number: u64,
+        id: u64,
         first: Revision,
         write: impl Fn(Revision) -> Bytes + Send + Sync + 'static,
     ) -> Self {
-        Self { number, offers: RevisionOffers::starting_with(first), write_body: Box::new(write) }
+        Self { id, offers: RevisionOffers::starting_with(first), write_body: Box::new(write) }
     }
 
-    /// Serialized request.
+    /// Serializes the request with the revision that is offered now.
     pub(super) fn body(&self) -> Bytes {
         (self.write_body)(self.offers.current())
     }
 
-    /// Reads a message of the server. Messages before the response do not concern the handshake.
+    /// Reads a message of the server during the handshake. Messages before the response do not concern the
+    /// handshake.
     ///
     /// # Errors
     /// [`CallError::ModernOnly`] and [`CallError::Invalid`]: the server refuses, or its result is incomplete.
     pub(super) fn read_reply(&mut self, frame: &Frame) -> Result<InitializeReply, CallError> {
         match frame.kind() {
-            Kind::Success { id, result } if is_answer_to(id, self.number) => {
+            Kind::Success { id, result } if is_answer_to(id, self.id) => {
                 describe(result).map(InitializeReply::Description)
             }
             Kind::Failure { error, .. } => match modern_only_error(error) {
@@ -399,7 +410,7 @@ impl InitializeRequest {
         }
     }
 
-    /// Error text for a rejected `initialize`.
+    /// Error text for an `initialize` that was rejected with this JSON-RPC error object.
     pub(super) fn refusal_text(error: &Bytes) -> String {
         let error = ErrorObject::from_raw(error.clone());
         format!("initialize was refused: {} ({})", error.message(), error.code())
@@ -422,8 +433,8 @@ fn describe(result: &Payload) -> Result<UpstreamDescription, CallError> {
     })
 }
 
-/// Error of a server that supports no revision with a handshake (2026-07-28, *Versioning and Compatibility*),
-/// read from its JSON-RPC error.
+/// Returns the error of a server that supports only revisions without a handshake (2026-07-28, *Versioning
+/// and Compatibility*), from its JSON-RPC error; `None` if the error is another.
 pub(super) fn modern_only_error(error: &Bytes) -> Option<CallError> {
     let parsed = ErrorObject::from_raw(error.clone());
     let data =
@@ -431,7 +442,7 @@ pub(super) fn modern_only_error(error: &Bytes) -> Option<CallError> {
     modern_only_versions(&JsonObject::read(&data).ok()?.get("supported")?)
 }
 
-/// The same, read from the versions that the server names.
+/// As [`modern_only_error`], from the JSON array of the versions that the server names.
 pub(super) fn modern_only_versions(versions: &Bytes) -> Option<CallError> {
     let versions: Vec<String> = serde_json::from_slice(versions).ok()?;
     let is_modern =
@@ -439,7 +450,7 @@ pub(super) fn modern_only_versions(versions: &Bytes) -> Option<CallError> {
     versions.iter().all(is_modern).then(|| CallError::ModernOnly(versions.join(", ")))
 }
 
-/// Whether a response answers the call with this number.
+/// Whether a response with this id answers the proxy's request `call`.
 pub(super) fn is_answer_to(id: &RequestId, call: u64) -> bool {
     id.echoed_number() == Some(call)
 }

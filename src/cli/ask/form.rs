@@ -8,7 +8,7 @@ use crate::{
     bridge::elicit,
     protocol::{
         InputKind, InputRequest,
-        splice::{JsonObject, items},
+        splice::{JsonObject, array_items},
     },
 };
 use bytes::Bytes;
@@ -176,7 +176,7 @@ impl FormField {
             FieldKind::Boolean if value == "true" => "yes".to_owned(),
             FieldKind::Boolean if value == "false" => "no".to_owned(),
             FieldKind::One(choices) => label(value, choices),
-            FieldKind::Many(choices) => match items(value) {
+            FieldKind::Many(choices) => match array_items(value) {
                 Some(values) if values.is_empty() => "none".to_owned(),
                 Some(values) => {
                     values.iter().map(|value| label(value, choices)).collect::<Vec<_>>().join(", ")
@@ -249,13 +249,13 @@ impl FieldChoice {
     /// Reads the choices of a schema: `enum`, with `enumNames` of older servers, or constants with titles.
     /// `None` if it has none.
     fn read_all(schema: &JsonObject) -> Option<Vec<Self>> {
-        if let Some(values) = schema.get("enum").and_then(|raw| items(&raw)) {
+        if let Some(values) = schema.get("enum").and_then(|raw| array_items(&raw)) {
             let names: Vec<String> = read_member(schema, "enumNames").unwrap_or_default();
             let mut names = names.into_iter();
             let choice = |value: Bytes| Self { label: names.next().unwrap_or_else(|| label(&value)), value };
             return Some(values.into_iter().map(choice).collect()).filter(|all: &Vec<_>| !all.is_empty());
         }
-        let branches = ["oneOf", "anyOf"].iter().find_map(|key| items(&schema.get(key)?))?;
+        let branches = ["oneOf", "anyOf"].iter().find_map(|key| array_items(&schema.get(key)?))?;
         let choice = |branch: &Bytes| {
             let branch = JsonObject::read(branch).ok()?;
             let value = branch.get("const")?;

@@ -13,7 +13,7 @@ use crate::{
     cli::call::result_text,
     protocol::{
         InputKind, InputRequest,
-        splice::{JsonObject, items},
+        splice::{JsonObject, array_items},
     },
 };
 use bytes::Bytes;
@@ -270,7 +270,7 @@ pub(super) fn sampling_response(text: &str) -> String {
 fn conversation_lines(params: &JsonObject) -> Vec<String> {
     let mut lines = Vec::new();
     lines.extend(params.string("systemPrompt").map(|prompt| format!("system: {prompt}")));
-    for message in params.get("messages").and_then(|messages| items(&messages)).unwrap_or_default() {
+    for message in params.get("messages").and_then(|messages| array_items(&messages)).unwrap_or_default() {
         let Ok(message) = JsonObject::read(&message) else { continue };
         let role = message.string("role").unwrap_or_default();
         let content = message.get("content").unwrap_or_default();

@@ -37,7 +37,7 @@ const NEGLIGIBLE_SHARE: f64 = 0.05;
 pub(super) fn share_over(calls: &LatencySnapshot, threshold: Duration) -> f64 {
     match calls.count {
         0 => 0.0,
-        count => ((count as f64 - calls.within(threshold)) / count as f64).clamp(0.0, 1.0),
+        count => ((count as f64 - calls.count_within(threshold)) / count as f64).clamp(0.0, 1.0),
     }
 }
 

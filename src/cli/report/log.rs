@@ -1,6 +1,6 @@
 //! Reads calls from a log of the proxy, in the text or the JSON format.
 
-use crate::telemetry::metrics::{LatencyHistogram, OTHER, TOOLS};
+use crate::telemetry::metrics::{LatencyHistogram, MAX_TOOLS, OTHER};
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ pub(super) struct LoggedCalls {
 /// The calls of a log.
 #[derive(Debug, Default)]
 pub(super) struct LogSummary {
-    /// Calls by route and tool. Tools without a successful call, and tools beyond [`TOOLS`] of a route, are
+    /// Calls by route and tool. Tools without a successful call, and tools beyond [`MAX_TOOLS`] of a route, are
     /// counted as [`OTHER`], as in the metrics, because clients can invent names.
     pub(super) tools: BTreeMap<(String, String), LoggedCalls>,
     /// Tools without a successful call so far, with the same limit.
@@ -162,7 +162,8 @@ impl LogSummary {
 /// Whether the route has its maximum number of tools.
 fn is_full(tools: &BTreeMap<(String, String), LoggedCalls>, route: &str) -> bool {
     let start = (route.to_owned(), String::new());
-    tools.range(start..).take_while(|((tool_route, _), _)| tool_route == route).take(TOOLS).count() == TOOLS
+    tools.range(start..).take_while(|((tool_route, _), _)| tool_route == route).take(MAX_TOOLS).count()
+        == MAX_TOOLS
 }
 
 /// Reads one line without its line break, keeping at most [`MAX_LINE_BYTES`] bytes. Returns false at the end
@@ -356,9 +357,9 @@ mod tests {
         let log = LogSummary::read(io::BufReader::new(Endless { calls: 20_000, line: Vec::new() }))
             .expect("it is read");
         assert_eq!((log.lines, log.foreign), (20_000, 0));
-        assert_eq!(log.tools.len(), TOOLS + 1);
+        assert_eq!(log.tools.len(), MAX_TOOLS + 1);
         let others = &log.tools[&("/mcp".to_owned(), OTHER.to_owned())];
-        assert_eq!(others.calls.snapshot().count, 20_000 - TOOLS as u64);
+        assert_eq!(others.calls.snapshot().count, 20_000 - MAX_TOOLS as u64);
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl InputRequests {
     /// Adds an input request, once. Returns `false` for any other message.
     pub(super) fn add(&mut self, frame: &Frame) -> bool {
         let Kind::Request { id, params, .. } = frame.kind() else { return false };
-        let Some(request) = InputRequest::of(frame) else { return false };
+        let Some(request) = InputRequest::from_frame(frame) else { return false };
         if self.seen.insert(id.clone()) {
             let key = self.keys.next_key(request.kind());
             let meta = params.as_ref().and_then(|params| JsonObject::read(params).ok()?.get("_meta"));

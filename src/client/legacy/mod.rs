@@ -270,10 +270,10 @@ impl LegacySession {
                 None
             }
             Kind::Request { id, method, .. } => {
-                let is_declared =
-                    InputKind::of(method).is_some_and(|kind| self.declared.includes(kind, self.revision));
+                let is_declared = InputKind::from_method(method)
+                    .is_some_and(|kind| self.declared.includes(kind, self.revision));
                 if !(is_declared && self.input_requests.add(frame)) {
-                    if InputKind::of(method).is_some() {
+                    if InputKind::from_method(method).is_some() {
                         on_step(CallStep::Refused { method: method.as_str() });
                     }
                     let error = json!({

@@ -157,7 +157,7 @@ async fn read_document(
     sender: &mpsc::Sender<ReaderEvent>,
 ) -> Result<JsonRpcResponse, Error> {
     let status = response.status();
-    let messages = MessageReader::of(transport.http.read_body(response.into_body()).await?);
+    let messages = MessageReader::new(transport.http.read_body(response.into_body()).await?);
     if !messages.is_batch() {
         return JsonRpcResponse::from_document(status, messages.bytes().clone(), id);
     }
@@ -178,7 +178,7 @@ async fn read_until_response(
         if event.data.is_empty() {
             continue;
         }
-        if let Some(answer) = forward_messages(MessageReader::of(event.data), id, sender).await? {
+        if let Some(answer) = forward_messages(MessageReader::new(event.data), id, sender).await? {
             return Ok(Some(answer));
         }
     }

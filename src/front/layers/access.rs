@@ -71,7 +71,8 @@ where
     fn call(&self, incoming: IncomingRequest<B>) -> Self::Future {
         let request = &incoming.request;
         let (uri, headers) = (request.uri(), request.headers());
-        let checked = request_head::check(request.version(), uri, headers).map_err(RefusalReason::Head);
+        let checked =
+            request_head::check_request_head(request.version(), uri, headers).map_err(RefusalReason::Head);
         match checked.and_then(|()| self.access.check_head(uri, headers).map_err(RefusalReason::Access)) {
             Ok(proof) => {
                 let origin = incoming.request.headers().get(ORIGIN).map(crate::dialect::detach);

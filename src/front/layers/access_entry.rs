@@ -170,7 +170,7 @@ impl AccessEntry {
 
     /// Keeps the arguments of the call, if a tap (`deferral tap`) shows arguments.
     pub(in crate::front) fn record_arguments(&mut self, params: Option<&Payload>) {
-        if tap::has_argument_taps() {
+        if tap::has_content_taps() {
             let arguments =
                 params.and_then(|params| params.get("arguments")).map(|json| tap::content_or_size(&json));
             self.0.content = Some(Box::new(tap::CallContent { arguments, result: None }));

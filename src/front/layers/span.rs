@@ -64,7 +64,7 @@ pub(in crate::front) fn begin_post_span(
     let params = message.and_then(Frame::params);
     let mut span = begin(tracer, MessageAttributes { method: methods, target, id }, params, headers);
     if let [legacy::ClientMessage::Request { method, target: Some(id), .. }] = &post.messages[..]
-        && method.is_about_legacy_tasks()
+        && method.is_legacy_task_method()
     {
         span.set("deferral.task.id", task_tag(id));
     }
@@ -79,7 +79,8 @@ fn begin(
 ) -> Span {
     let meta_context = params.and_then(Payload::meta).and_then(TraceContext::from_meta);
     let header_context = TraceContext::from_headers(headers);
-    let mut span = message.begin(tracer, SpanKind::Server, meta_context.as_ref().or(header_context.as_ref()));
+    let mut span =
+        message.begin_span(tracer, SpanKind::Server, meta_context.as_ref().or(header_context.as_ref()));
     if let (Some(meta), Some(headers)) = (&meta_context, &header_context)
         && meta.span != headers.span
     {

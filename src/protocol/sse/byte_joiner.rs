@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-/// A single chunk keeps its allocation; several are copied together.
+/// Joins chunks of bytes to one. A single chunk keeps its allocation; several are copied together.
 #[derive(Debug, Default)]
 pub(super) enum ByteJoiner {
     #[default]
@@ -14,6 +14,7 @@ pub(super) enum ByteJoiner {
 // === impl ByteJoiner ===
 
 impl ByteJoiner {
+    /// Appends a chunk; an empty one changes nothing.
     pub(super) fn push(&mut self, piece: Bytes) {
         match self {
             _ if piece.is_empty() => {}

@@ -4,20 +4,20 @@ use super::{EventStreamReader, SseField, StreamToken, byte_joiner::ByteJoiner};
 use bytes::Bytes;
 use std::{mem, ops::Range, time::Duration};
 
-/// One event as dispatched.
+/// One complete event of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SseEvent {
-    /// The event's own `id:` field, if it has one (an empty one resets the last id).
+    /// The `id:` field of this event; `None` if it has none. An empty id resets the last event id.
     pub id: Option<String>,
-    /// `event:`; absent means `message`.
+    /// The `event:` field; `None` means `message`.
     pub event: Option<String>,
     /// The joined `data:` lines; empty for a priming event.
     pub data: Bytes,
-    /// `retry:`, if present. An event may consist of nothing else.
+    /// The `retry:` field: the delay before a reconnection. An event may consist of nothing else.
     pub retry: Option<Duration>,
 }
 
-/// Decodes chunks into events.
+/// Decodes chunks of an event stream into events.
 ///
 /// A browser drops an event without data. This decoder returns it if it has an `id` or a `retry`, because a
 /// legacy server primes a stream with such an event (2025-11-25, *Transports*: the client can then resume
@@ -30,8 +30,9 @@ pub struct SseEvent {
 pub struct EventDecoder {
     limit: usize,
     reader: EventStreamReader,
-    /// The last chunk, and the number of its bytes that have been read.
+    /// The last chunk.
     input: Bytes,
+    /// The number of bytes of `input` that have been read.
     read: usize,
     /// The fields of the incomplete event.
     pending: PendingEvent,
@@ -39,8 +40,8 @@ pub struct EventDecoder {
     pending_bytes: usize,
     /// Bytes of the incomplete line.
     line_bytes: usize,
-    /// The limit was exceeded. The position of the next event is unknown.
-    failed: bool,
+    /// The limit was exceeded, so the position of the next event is unknown.
+    has_failed: bool,
 }
 
 /// An event exceeded the decoder's limit.
@@ -50,11 +51,13 @@ pub struct EventTooLarge {
     pub limit: usize,
 }
 
+/// The fields of an event that is not complete.
 #[derive(Debug, Default)]
 struct PendingEvent {
     id: Option<String>,
     event: Option<String>,
-    /// `None` before the first `data:` line. An empty line is different: it makes an event.
+    /// The joined `data:` lines; `None` before the first. An empty line is different, because it makes an
+    /// event.
     data: Option<ByteJoiner>,
     retry: Option<Duration>,
     /// The value of the incomplete line, except for data.
@@ -64,38 +67,40 @@ struct PendingEvent {
 // === impl EventDecoder ===
 
 impl EventDecoder {
-    /// `limit` is in bytes. The worst case is the limit plus one chunk for each open stream.
+    /// Creates a decoder that buffers at most `limit` bytes of an incomplete event, plus one chunk.
     pub fn new(limit: usize) -> Self {
         Self { limit, ..Self::default() }
     }
 
-    /// Takes a chunk of the body. Call [`EventDecoder::next_event`] next, until it returns `None`: the rest
-    /// of an earlier chunk would be copied.
+    /// Takes the next chunk of the body. Call [`EventDecoder::next_event`] until it returns `None` before the
+    /// next chunk; otherwise the unread rest of this chunk is copied.
     pub fn feed(&mut self, chunk: Bytes) {
-        let left = &self.input[mem::take(&mut self.read)..];
-        self.input = if left.is_empty() { chunk } else { [left, &chunk].concat().into() };
+        let unread = &self.input[mem::take(&mut self.read)..];
+        self.input = if unread.is_empty() { chunk } else { [unread, &chunk].concat().into() };
     }
 
-    /// The next complete event. Data within one chunk shares its allocation.
+    /// The next complete event; `None` if another chunk is needed. Data within one chunk shares its
+    /// allocation.
     ///
     /// # Errors
     /// [`EventTooLarge`]; the stream cannot be read further, and every later call returns the same.
     pub fn next_event(&mut self) -> Result<Option<SseEvent>, EventTooLarge> {
-        while let Some((part, length)) = self.reader.next(&self.input[self.read..]) {
+        while let Some((token, length)) = self.reader.next(&self.input[self.read..]) {
             let from = self.read;
             self.read += length;
-            if matches!(part, StreamToken::Name | StreamToken::Field(_) | StreamToken::Value(_)) {
+            if matches!(token, StreamToken::Name | StreamToken::Field(_) | StreamToken::Value(_)) {
                 self.line_bytes += length;
-                // The result depends only on the line, not on its chunks.
-                if self.failed || self.pending_bytes + self.line_bytes > self.limit {
+                // Count bytes and not chunks, so that the result does not depend on how the stream is
+                // chunked.
+                if self.has_failed || self.pending_bytes + self.line_bytes > self.limit {
                     return Err(self.fail());
                 }
             }
-            match part {
+            match token {
                 StreamToken::Mark => self.line_bytes = 0,
                 StreamToken::LineFeed | StreamToken::Name => {}
-                StreamToken::Field(field) => self.pending.begin(field),
-                StreamToken::Value(field) => self.pending.extend(field, &self.input, from..self.read),
+                StreamToken::Field(field) => self.pending.begin_line(field),
+                StreamToken::Value(field) => self.pending.extend_value(field, &self.input, from..self.read),
                 StreamToken::End(field) => {
                     let line = mem::take(&mut self.line_bytes);
                     if self.pending.end_line(field) {
@@ -111,13 +116,14 @@ impl EventDecoder {
             }
         }
         (self.input, self.read) = (Bytes::new(), 0);
-        if self.failed { Err(self.fail()) } else { Ok(None) }
+        if self.has_failed { Err(self.fail()) } else { Ok(None) }
     }
 
+    /// Drops all buffered bytes, and makes every later read fail.
     #[cold]
     fn fail(&mut self) -> EventTooLarge {
         let limit = self.limit;
-        *self = Self { failed: true, ..Self::new(limit) };
+        *self = Self { has_failed: true, ..Self::new(limit) };
         EventTooLarge { limit }
     }
 }
@@ -125,7 +131,8 @@ impl EventDecoder {
 // === impl PendingEvent ===
 
 impl PendingEvent {
-    fn begin(&mut self, field: SseField) {
+    /// Begins a line of this field.
+    fn begin_line(&mut self, field: SseField) {
         self.value.clear();
         if field == SseField::Data {
             match &mut self.data {
@@ -135,7 +142,8 @@ impl PendingEvent {
         }
     }
 
-    fn extend(&mut self, field: SseField, chunk: &Bytes, piece: Range<usize>) {
+    /// Appends `piece` of the chunk to the value of the line.
+    fn extend_value(&mut self, field: SseField, chunk: &Bytes, piece: Range<usize>) {
         match (field, &mut self.data) {
             (SseField::Data, data) => data.get_or_insert_default().push(chunk.slice(piece)),
             (SseField::Event | SseField::Id | SseField::Retry, _) => {
@@ -145,14 +153,14 @@ impl PendingEvent {
         }
     }
 
-    /// Ends the line; returns whether any of it is kept.
+    /// Ends the line; returns whether the event keeps its value.
     fn end_line(&mut self, field: SseField) -> bool {
         let value = mem::take(&mut self.value);
         match field {
             SseField::Data => {}
-            SseField::Event => self.event = Some(text(value)).filter(|name| !name.is_empty()),
-            SseField::Id if memchr::memchr(0, &value).is_none() => self.id = Some(text(value)),
-            SseField::Retry => match milliseconds(&value) {
+            SseField::Event => self.event = Some(to_text_lossy(value)).filter(|name| !name.is_empty()),
+            SseField::Id if memchr::memchr(0, &value).is_none() => self.id = Some(to_text_lossy(value)),
+            SseField::Retry => match parse_retry(&value) {
                 Some(retry) => self.retry = Some(retry),
                 None => return false,
             },
@@ -162,7 +170,7 @@ impl PendingEvent {
         true
     }
 
-    /// The event, unless it has at most an event name.
+    /// The event; `None` if it has neither data nor an id nor a retry delay.
     fn dispatch(self) -> Option<SseEvent> {
         let Self { id, event, data, retry, value: _ } = self;
         if data.is_none() && id.is_none() && retry.is_none() {
@@ -172,15 +180,15 @@ impl PendingEvent {
     }
 }
 
-/// Streams are UTF-8; invalid sequences are replaced, not refused.
-fn text(value: Vec<u8>) -> String {
+/// Decodes UTF-8, in which streams are written; invalid sequences are replaced, not refused.
+fn to_text_lossy(value: Vec<u8>) -> String {
     String::from_utf8(value).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
-/// The value of `retry`: only digits. A number beyond 64 bits is ignored, too.
-pub(super) fn milliseconds(value: &[u8]) -> Option<Duration> {
-    let digits = value.iter().all(u8::is_ascii_digit);
-    let number = std::str::from_utf8(value).ok().filter(|_| digits)?;
+/// Parses the value of `retry`, in milliseconds; `None` if it has anything but digits or exceeds 64 bits.
+pub(super) fn parse_retry(value: &[u8]) -> Option<Duration> {
+    let is_number = value.iter().all(u8::is_ascii_digit);
+    let number = std::str::from_utf8(value).ok().filter(|_| is_number)?;
     number.parse().ok().map(Duration::from_millis)
 }
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 /// Edits the response in an event stream as it is relayed.
 ///
 /// All other bytes are those of the server: comments, ids, event names and line ends. An event is buffered
-/// until its end, because its message is not known before; most arrive in one chunk.
+/// until its end, because its message is not known before; most events arrive in one chunk.
 #[derive(Debug)]
 pub struct ResponseEditor {
     events: EventSplitter,
@@ -18,19 +18,20 @@ pub struct ResponseEditor {
 // === impl ResponseEditor ===
 
 impl ResponseEditor {
-    /// `limit` is for one event, in bytes: a larger event, and the rest of the stream, is passed through
-    /// unparsed.
+    /// Creates an editor of the first response with a result. An event of more than `limit` bytes, and the
+    /// rest of the stream after it, is passed through unparsed.
     pub fn new(limit: usize) -> Self {
         Self { events: EventSplitter::new(limit), edits_all: false }
     }
 
-    /// An editor for a stream that may contain several responses: `edit` is called for each.
+    /// Creates an editor of every response with a result, for a stream that may contain several.
     pub fn for_all_responses(limit: usize) -> Self {
         Self { edits_all: true, ..Self::new(limit) }
     }
 
-    /// Takes the next chunk; returns the bytes to forward, possibly none. `edit` returns the new text of the
-    /// first response with a result, or `None` to keep it; it is called once.
+    /// Takes the next chunk; returns the bytes to forward, possibly none. `edit` gets the first response with
+    /// a result, and returns the message to send instead, or `None` to keep it. `edit` is called once, or for
+    /// each response ([`ResponseEditor::for_all_responses`]).
     pub fn feed(&mut self, chunk: Bytes, mut edit: impl FnMut(&Frame) -> Option<Bytes>) -> Bytes {
         self.events.feed(chunk);
         let mut out = ByteJoiner::default();
@@ -38,7 +39,7 @@ impl ResponseEditor {
             let response = event.message().filter(|frame| matches!(frame.kind(), Kind::Success { .. }));
             let edited = response.and_then(|response| {
                 if !self.edits_all {
-                    // Later events are not buffered.
+                    // Pass later events through without buffering them.
                     self.events.stop_splitting();
                 }
                 edit(&response)
@@ -65,15 +66,15 @@ fn with_message(event: &StreamPiece, message: &[u8]) -> Bytes {
     let mut message = Some(message);
     for line in event.lines() {
         if line.field != Some(SseField::Data) {
-            // The line before may have another line end than the removed line: its CR would merge with a
-            // blank line's LF.
+            // The line before may end differently than the removed data line: its CR would merge with the LF
+            // of a blank line.
             if line.field.is_none() && line.end == b"\n" && out.ends_with(b"\r") {
                 out.push(b'\n');
             }
             out.extend_from_slice(line.text);
             out.extend_from_slice(line.end);
         } else if let Some(message) = message.take() {
-            // A line break in the message was one between its data lines.
+            // The message has a line break where its data had several lines.
             for part in message.split(|&byte| byte == b'\n') {
                 out.extend_from_slice(b"data: ");
                 out.extend_from_slice(part);

@@ -4,30 +4,35 @@ use super::EventSplitter;
 use bytes::Bytes;
 use std::fmt;
 
-/// Adds an id to each event with data. A stream whose server sends ids is left unchanged from the first id
-/// on.
+/// Adds an id to each event with data. From the first event that has an id of the server, the stream is left
+/// unchanged.
 #[derive(Debug)]
 pub struct EventIdAssigner {
+    /// The id of the next event.
     next: EventId,
     events: EventSplitter,
-    /// The client's revision has events without data.
-    primes: bool,
+    /// A priming event (an id without data) is sent before the first event with data. The client's revision
+    /// must have such events.
+    sends_priming_event: bool,
 }
 
-/// An event with its id, or bytes without one.
+/// An event with its assigned id, or bytes without one.
 #[derive(Clone, Debug)]
 pub struct NumberedEvent {
+    /// The bytes to send to the client.
     pub bytes: Bytes,
-    /// The number of the assigned id, by which the event can be delivered again.
+    /// The number in the assigned id, by which the event can be delivered again; `None` without one.
     pub number: Option<u64>,
-    /// The bytes have no id but contain a message: it cannot be delivered again.
+    /// The bytes have no assigned id but may contain a message, which cannot be delivered again.
     pub is_unnumbered_message: bool,
 }
 
-/// An id of the proxy: `deferral-STREAM-NUMBER`.
+/// An event id of the proxy, written as `deferral-STREAM-NUMBER`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventId {
+    /// The name of the stream, unique in the proxy; written in hexadecimal digits.
     pub stream: [u8; 16],
+    /// The position of the event in the stream, from 0.
     pub number: u64,
 }
 
@@ -36,15 +41,15 @@ const PREFIX: &str = "deferral-";
 // === impl EventIdAssigner ===
 
 impl EventIdAssigner {
-    /// Assigns ids for the stream with this name. `primes` is whether the client's revision has events
-    /// without data; `limit` is for one event, in bytes: a larger event, and the rest of the stream, gets no
-    /// ids.
-    pub fn new(stream: [u8; 16], primes: bool, limit: usize) -> Self {
+    /// Assigns ids for the stream with this name. `sends_priming_event` is whether to send a priming event
+    /// (an id without data) first. An event of more than `limit` bytes, and the rest of the stream after it,
+    /// gets no ids.
+    pub fn new(stream: [u8; 16], sends_priming_event: bool, limit: usize) -> Self {
         let next = EventId { stream, number: 0 };
-        Self { next, events: EventSplitter::new(limit), primes }
+        Self { next, events: EventSplitter::new(limit), sends_priming_event }
     }
 
-    /// Takes the next chunk; returns what can be delivered.
+    /// Takes the next chunk; returns the complete events, and bytes that need no id.
     pub fn feed(&mut self, chunk: Bytes) -> Vec<NumberedEvent> {
         self.events.feed(chunk);
         let mut numbered = Vec::new();
@@ -57,7 +62,7 @@ impl EventIdAssigner {
                 numbered.push(NumberedEvent { bytes: event.bytes, number: None, is_unnumbered_message });
                 continue;
             }
-            if std::mem::take(&mut self.primes) {
+            if std::mem::take(&mut self.sends_priming_event) {
                 numbered.push(self.assign_id(b"data: \n\n"));
             }
             numbered.push(self.assign_id(&event.bytes));
@@ -68,11 +73,11 @@ impl EventIdAssigner {
     /// Returns the buffered bytes at the end of the stream.
     pub fn finish(&mut self) -> Option<NumberedEvent> {
         let bytes = self.events.take_buffered();
-        // Readers ignore an incomplete event.
+        // A reader ignores an incomplete event, so it needs no id.
         (!bytes.is_empty()).then_some(NumberedEvent { bytes, number: None, is_unnumbered_message: false })
     }
 
-    /// The event with its id.
+    /// Adds the next id to an event.
     fn assign_id(&mut self, event: &[u8]) -> NumberedEvent {
         let EventId { number, .. } = self.next;
         let mut bytes = format!("id: {}\n", self.next).into_bytes();
@@ -85,6 +90,7 @@ impl EventIdAssigner {
 // === impl EventId ===
 
 impl EventId {
+    /// Parses an event id of the proxy; `None` for any other id.
     pub fn parse(id: &str) -> Option<Self> {
         let (stream, number) = id.strip_prefix(PREFIX)?.split_once('-')?;
         let stream = u128::from_str_radix(stream, 16).ok()?.to_be_bytes();

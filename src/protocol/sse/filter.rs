@@ -13,27 +13,27 @@ pub struct MessageFilter {
 // === impl MessageFilter ===
 
 impl MessageFilter {
-    /// `limit` is for one event, in bytes: a larger event, and the rest of the stream, is passed through
-    /// unparsed.
+    /// Creates a filter. An event of more than `limit` bytes, and the rest of the stream after it, is passed
+    /// through unparsed.
     pub fn new(limit: usize) -> Self {
         Self { events: EventSplitter::new(limit) }
     }
 
-    /// Takes the next chunk; returns the bytes to forward. `looks` returns whether an incomplete event must
-    /// be buffered; `takes`, whether a message is removed.
+    /// Takes the next chunk; returns the bytes to forward. `must_buffer` returns whether an incomplete event
+    /// is held back until its message can be examined; `should_remove` returns whether a message is removed.
     pub fn feed(
         &mut self,
         chunk: Bytes,
-        looks: impl FnOnce() -> bool,
-        mut takes: impl FnMut(Frame) -> bool,
+        must_buffer: impl FnOnce() -> bool,
+        mut should_remove: impl FnMut(Frame) -> bool,
     ) -> Bytes {
         self.events.feed(chunk);
         let mut out = ByteJoiner::default();
         while let Some(event) = self.events.next_piece() {
-            let is_taken = event.message().is_some_and(&mut takes);
-            out.push(if is_taken { without_message(&event) } else { event.bytes });
+            let is_removed = event.message().is_some_and(&mut should_remove);
+            out.push(if is_removed { without_message(&event) } else { event.bytes });
         }
-        if !looks() {
+        if !must_buffer() {
             out.push(self.events.take_buffered());
         }
         out.into()
@@ -45,7 +45,7 @@ impl MessageFilter {
     }
 }
 
-/// The rest of an event whose message was removed: its id, from which the client resumes the stream, and all
+/// What stays of an event whose message is removed: its id, from which the client resumes the stream, and all
 /// lines but its data and name.
 fn without_message(event: &StreamPiece) -> Bytes {
     let mut out = Vec::new();

@@ -37,26 +37,26 @@ pub use splitter::{EventSplitter, StreamPiece};
 
 use bytes::Bytes;
 
-/// An optional prefix of a stream, before its first line.
+/// The UTF-8 byte order mark, an optional prefix of a stream.
 pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// A comment, which keeps a silent stream alive.
+/// A comment and the blank line that ends it, sent to keep a silent stream alive.
 pub const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
 
-/// The data with U+FFFD for each invalid UTF-8 sequence, if there is one: readers decode a stream this way
-/// (WHATWG HTML, *Parsing an event stream*).
+/// The data with U+FFFD for each invalid UTF-8 sequence; `None` if the data is valid. Readers decode a stream
+/// this way (WHATWG HTML, *Parsing an event stream*).
 pub fn decode_lossy(data: &[u8]) -> Option<Bytes> {
     std::str::from_utf8(data).is_err().then(|| String::from_utf8_lossy(data).into_owned().into())
 }
 
-/// One message as an event: a single `data:` line. `json` contains no line break
+/// Writes one message as an event with a single `data:` line. `json` must contain no line break
 /// ([`super::frame::to_single_line`]).
 pub fn message(json: &[u8]) -> Bytes {
     debug_assert!(memchr::memchr2(b'\n', b'\r', json).is_none(), "a message is on one line");
     [b"data: ", json, b"\n\n"].concat().into()
 }
 
-/// The message in an event that [`message`] has written.
+/// The message in an event that [`message`] has written; `None` for any other event.
 pub fn data(event: &Bytes) -> Option<Bytes> {
     let end = event.len().checked_sub(2)?;
     event.starts_with(b"data: ").then(|| event.slice(b"data: ".len()..end))

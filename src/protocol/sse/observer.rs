@@ -6,11 +6,11 @@
 //! messages are. It reads a message only until a top-level member determines its kind; servers write that
 //! member first.
 
-use super::{EventStreamReader, SseField, StreamToken, decode::milliseconds};
+use super::{EventStreamReader, SseField, StreamToken, decode::parse_retry};
 use crate::protocol::message_kind::{KindSniffer, MessageKind};
 use std::{collections::VecDeque, mem, time::Duration};
 
-/// The state of an event stream that is relayed.
+/// Observes an event stream that is relayed, and remembers what the relay needs to know of it.
 #[derive(Clone, Debug, Default)]
 pub struct StreamObserver {
     reader: EventStreamReader,
@@ -18,8 +18,9 @@ pub struct StreamObserver {
     sniffer: KindSniffer,
     /// The ids for resumption; `None` until an event has an id or the server sends `retry`.
     event_ids: Option<Box<EventIdTracker>>,
+    /// The kind of the first response; see [`StreamObserver::response`].
     response: Option<MessageKind>,
-    /// A message has passed since the flag was last taken.
+    /// A message has passed since [`StreamObserver::take_has_message`] was last called.
     has_message: bool,
     /// The notifications and requests of the server, if they are collected.
     collector: Option<Box<MessageCollector>>,
@@ -28,25 +29,26 @@ pub struct StreamObserver {
 /// The ids and the delay for the resumption of a stream.
 #[derive(Clone, Debug, Default)]
 struct EventIdTracker {
-    /// The id of the last event that had one, if it can be resumed from.
+    /// The id of the last event that had one; `None` before the first, and after an event that reset the id.
     last: Option<Vec<u8>>,
-    /// The ids before it, the oldest first.
+    /// The ids before `last`, the oldest first.
     earlier: VecDeque<Vec<u8>>,
     /// The id of the current event, if it has one.
-    of_event: Option<Vec<u8>>,
+    current: Option<Vec<u8>>,
+    /// The value of the current `id:` or `retry:` line.
     value: PartialValue,
     /// The server's delay before a resumption.
     retry: Option<Duration>,
 }
 
-/// The value of the current line, as far as it has arrived.
+/// The value of an `id:` or `retry:` line, as far as it has arrived.
 #[derive(Clone, Debug, Default)]
 struct PartialValue {
     value: Vec<u8>,
     has_nul: bool,
 }
 
-/// The messages of a stream that are no responses.
+/// Collects the messages of a stream that are no responses.
 #[derive(Clone, Debug, Default)]
 struct MessageCollector {
     /// The data of the current event so far.
@@ -54,37 +56,39 @@ struct MessageCollector {
     messages: Vec<Vec<u8>>,
 }
 
-/// The maximum size of a collected message; a longer one is collected without its bytes.
-const NOTE: usize = 16 << 10;
+/// Maximum bytes of a collected message; of a longer one, an empty message is collected.
+const MAX_COLLECTED_BYTES: usize = 16 << 10;
 
-/// The number of earlier ids that are kept: a client may have lost the last events and resume before them.
-const EARLIER: usize = 8;
+/// Maximum number of earlier ids that are remembered: a client may have lost the last events and resume
+/// before them.
+const MAX_EARLIER_IDS: usize = 8;
 
-/// The maximum length of an id from which the proxy can resume; a longer one is truncated, and only its
-/// client can resume from it.
-const ID: usize = 1 << 10;
+/// Maximum bytes of an id from which the proxy can resume. A longer id is truncated, so only the client can
+/// resume from it.
+const MAX_ID_BYTES: usize = 1 << 10;
 
 // === impl StreamObserver ===
 
 impl StreamObserver {
-    /// An observer that collects the server's notifications and requests ([`StreamObserver::take_messages`]).
+    /// Creates an observer that also collects the server's notifications and requests, for
+    /// [`StreamObserver::take_messages`].
     pub fn collecting_messages() -> Self {
         Self { collector: Some(Box::default()), ..Self::default() }
     }
 
-    /// The notifications and requests that have passed, with the ends of their events, since the last call. A
-    /// message of more than 16 KiB is empty.
+    /// Returns the server's notifications and requests whose events have ended since the last call, if they
+    /// are collected. A message of more than 16 KiB is returned empty.
     pub fn take_messages(&mut self) -> Vec<Vec<u8>> {
-        self.collector.as_mut().map(|notes| mem::take(&mut notes.messages)).unwrap_or_default()
+        self.collector.as_mut().map(|collector| mem::take(&mut collector.messages)).unwrap_or_default()
     }
 
     /// Observes the next chunk of the stream.
     pub fn observe(&mut self, chunk: &[u8]) {
         let mut rest = chunk;
-        while let Some((part, length)) = self.reader.next(rest) {
+        while let Some((token, length)) = self.reader.next(rest) {
             let (piece, after) = rest.split_at(length);
             rest = after;
-            match part {
+            match token {
                 StreamToken::Value(SseField::Data) => self.observe_data(piece),
                 // A line break between two data lines.
                 StreamToken::End(SseField::Data) => self.observe_data(b"\n"),
@@ -95,15 +99,15 @@ impl StreamObserver {
                     self.event_ids_mut().value.append(piece)
                 }
                 StreamToken::End(SseField::Id) => {
-                    let anchor = self.event_ids_mut();
+                    let ids = self.event_ids_mut();
                     // Readers ignore an id with NUL, and keep an id before it in the same event.
-                    if !anchor.value.has_nul {
-                        anchor.of_event = Some(mem::take(&mut anchor.value.value));
+                    if !ids.value.has_nul {
+                        ids.current = Some(mem::take(&mut ids.value.value));
                     }
                 }
                 StreamToken::End(SseField::Retry) => {
-                    let anchor = self.event_ids_mut();
-                    anchor.retry = milliseconds(&anchor.value.value).or(anchor.retry);
+                    let ids = self.event_ids_mut();
+                    ids.retry = parse_retry(&ids.value.value).or(ids.retry);
                 }
                 StreamToken::Blank => self.dispatch(),
                 StreamToken::Mark
@@ -116,105 +120,108 @@ impl StreamObserver {
         }
     }
 
-    /// The kind of the first response that has passed, with the end of its event.
+    /// The kind of the first response whose event has ended: a result or an error; `None` before that.
     pub fn response(&self) -> Option<MessageKind> {
         self.response
     }
 
-    /// Whether the stream can be resumed: an event had an id.
+    /// Whether the stream can be resumed: an event had an id, and no later event reset it.
     pub fn is_resumable(&self) -> bool {
-        self.event_ids.as_ref().is_some_and(|anchor| anchor.last.is_some())
+        self.event_ids.as_ref().is_some_and(|ids| ids.last.is_some())
     }
 
-    /// The id after which the proxy can resume the stream; `None` if it cannot, or if the id is longer than 1
-    /// KiB.
+    /// The id of the event after which the proxy can resume the stream; `None` if no event had an id, or if
+    /// the id is longer than 1 KiB.
     pub fn last_id(&self) -> Option<&[u8]> {
         let last = self.event_ids.as_ref()?.last.as_deref()?;
-        (last.len() <= ID).then_some(last)
+        (last.len() <= MAX_ID_BYTES).then_some(last)
     }
 
-    /// The ids of up to eight events before the last one.
+    /// The ids of up to eight events before the last one with an id, the oldest first.
     pub fn earlier_ids(&self) -> impl Iterator<Item = &[u8]> {
-        self.event_ids.iter().flat_map(|anchor| anchor.earlier.iter().map(Vec::as_slice))
+        self.event_ids.iter().flat_map(|ids| ids.earlier.iter().map(Vec::as_slice))
     }
 
-    /// The delay that the server asked for before a resumption.
+    /// The delay before a resumption that the server requested with `retry:`, if any.
     pub fn retry(&self) -> Option<Duration> {
         self.event_ids.as_ref()?.retry
     }
 
-    /// The stream continues after the event with this id.
+    /// Sets the last event id: the stream continues after this event.
     pub fn resume_after(&mut self, id: &[u8]) {
-        self.event_ids_mut().last = Some(id[..id.len().min(ID + 1)].to_vec());
+        self.event_ids_mut().last = Some(id[..id.len().min(MAX_ID_BYTES + 1)].to_vec());
     }
 
     fn event_ids_mut(&mut self) -> &mut EventIdTracker {
         self.event_ids.get_or_insert_default()
     }
 
-    /// Whether the proxy's own event can be inserted here.
+    /// Whether the stream is between two events, so that the proxy can insert an event of its own.
     pub fn is_between_events(&self) -> bool {
         self.reader.is_between_events()
     }
 
     /// Abandons an event that was cut off and will not be completed. The returned bytes, mostly none, must be
-    /// sent before anything else. They end the event such that readers drop it: it gets an event name that no
-    /// reader knows. An id in the cut-off event is reset, so that its reader resumes before it.
+    /// sent before anything else: they end the event with an event name that no reader knows, so that readers
+    /// drop it. If the event had an id, they set the id back to the last complete event, so that the reader
+    /// resumes before the abandoned one.
     pub fn abandon_event(&mut self) -> Vec<u8> {
-        let mut void = Vec::new();
+        let mut ending = Vec::new();
         if self.is_between_events() {
-            return void;
+            return ending;
         }
         let line = self.reader.unfinished_line();
         if line.is_some() {
-            void.push(b'\n');
+            ending.push(b'\n');
         }
-        let of_event = self.event_ids.as_mut().and_then(|anchor| anchor.of_event.take());
-        let last = self.event_ids.as_ref().and_then(|anchor| anchor.last.as_deref()).unwrap_or_default();
-        // A truncated id cannot be restored.
-        if (of_event.is_some() || line == Some(SseField::Id)) && last.len() <= ID {
-            void.extend_from_slice(&[b"id: ", last, b"\n"].concat());
+        let current_id = self.event_ids.as_mut().and_then(|ids| ids.current.take());
+        let last = self.event_ids.as_ref().and_then(|ids| ids.last.as_deref()).unwrap_or_default();
+        // A truncated last id cannot be restored.
+        if (current_id.is_some() || line == Some(SseField::Id)) && last.len() <= MAX_ID_BYTES {
+            ending.extend_from_slice(&[b"id: ", last, b"\n"].concat());
         }
-        void.extend_from_slice(b"event: incomplete\n\n");
+        ending.extend_from_slice(b"event: incomplete\n\n");
         self.reader.restart_event();
         self.sniffer = KindSniffer::default();
-        if let Some(notes) = &mut self.collector {
-            notes.data.clear();
+        if let Some(collector) = &mut self.collector {
+            collector.data.clear();
         }
-        void
+        ending
     }
 
-    /// Whether a message has passed, with the end of its event, since the last call.
+    /// Whether the event of a message has ended since the last call.
     pub fn take_has_message(&mut self) -> bool {
         mem::take(&mut self.has_message)
     }
 
     fn observe_data(&mut self, piece: &[u8]) {
         self.sniffer.feed(piece);
-        if let Some(notes) = &mut self.collector {
-            notes.append(piece, self.sniffer.kind());
+        if let Some(collector) = &mut self.collector {
+            collector.append(piece, self.sniffer.kind());
         }
     }
 
-    /// An event has ended.
+    /// Records the end of an event.
     fn dispatch(&mut self) {
-        let gist = mem::take(&mut self.sniffer).kind();
-        self.has_message |= gist.is_some();
-        if let Some(gist @ (MessageKind::Result | MessageKind::Error)) = gist {
-            self.response.get_or_insert(gist);
+        let kind = mem::take(&mut self.sniffer).kind();
+        self.has_message |= kind.is_some();
+        if let Some(response_kind @ (MessageKind::Result | MessageKind::Error)) = kind {
+            self.response.get_or_insert(response_kind);
         }
-        if let Some(notes) = &mut self.collector {
-            notes.dispatch(gist);
+        if let Some(collector) = &mut self.collector {
+            collector.dispatch(kind);
         }
-        if let Some(anchor) = &mut self.event_ids
-            && let Some(id) = anchor.of_event.take()
+        if let Some(ids) = &mut self.event_ids
+            && let Some(id) = ids.current.take()
         {
             let id = Some(id).filter(|id| id.iter().any(|&byte| byte != b' '));
-            if let Some(before) = mem::replace(&mut anchor.last, id).filter(|before| before.len() <= ID) {
-                if anchor.earlier.len() == EARLIER {
-                    anchor.earlier.pop_front();
+            if let Some(previous) =
+                mem::replace(&mut ids.last, id).filter(|previous| previous.len() <= MAX_ID_BYTES)
+            {
+                if ids.earlier.len() == MAX_EARLIER_IDS {
+                    ids.earlier.pop_front();
                 }
-                anchor.earlier.push_back(before);
+                ids.earlier.push_back(previous);
             }
         }
     }
@@ -225,26 +232,28 @@ impl StreamObserver {
 impl PartialValue {
     fn append(&mut self, piece: &[u8]) {
         self.has_nul |= memchr::memchr(0, piece).is_some();
-        // One byte more than the limit records that the id is longer.
-        let room = ID + 1 - self.value.len();
-        self.value.extend_from_slice(&piece[..piece.len().min(room)]);
+        // Keep one byte more than the limit, as a mark that the id is longer.
+        let capacity = MAX_ID_BYTES + 1 - self.value.len();
+        self.value.extend_from_slice(&piece[..piece.len().min(capacity)]);
     }
 }
 
 // === impl MessageCollector ===
 
 impl MessageCollector {
-    /// `gist` is the kind of the message, if known.
-    fn append(&mut self, piece: &[u8], gist: Option<MessageKind>) {
-        if matches!(gist, None | Some(MessageKind::Method)) && self.data.len() <= NOTE {
-            self.data.extend_from_slice(&piece[..piece.len().min(NOTE + 1 - self.data.len())]);
+    /// Appends data of the current event. `kind` is the kind of its message, if known: data of a response is
+    /// not collected.
+    fn append(&mut self, piece: &[u8], kind: Option<MessageKind>) {
+        if matches!(kind, None | Some(MessageKind::Method)) && self.data.len() <= MAX_COLLECTED_BYTES {
+            self.data.extend_from_slice(&piece[..piece.len().min(MAX_COLLECTED_BYTES + 1 - self.data.len())]);
         }
     }
 
-    fn dispatch(&mut self, gist: Option<MessageKind>) {
+    /// Ends the current event, and collects its message if it is a notification or a request.
+    fn dispatch(&mut self, kind: Option<MessageKind>) {
         let mut data = mem::take(&mut self.data);
-        if gist == Some(MessageKind::Method) {
-            if data.len() > NOTE {
+        if kind == Some(MessageKind::Method) {
+            if data.len() > MAX_COLLECTED_BYTES {
                 data.clear();
             }
             self.messages.push(data);
@@ -317,8 +326,8 @@ mod tests {
         assert_eq!(of("id: 1\n\nretry: soon\nretry:  1\nretry: -1\n\n"), (Some(b"1".to_vec()), None));
         assert_eq!(of("retry: 123456789\n"), (None, Some(123_456_789)));
         for colon in [":", ": "] {
-            let long = "x".repeat(ID);
-            assert_eq!(of(&format!("id{colon}{long}\n\n")).0.map(|id| id.len()), Some(ID));
+            let long = "x".repeat(MAX_ID_BYTES);
+            assert_eq!(of(&format!("id{colon}{long}\n\n")).0.map(|id| id.len()), Some(MAX_ID_BYTES));
             let longer = watched(&format!("id{colon}{long}x\n\n"));
             assert!(longer.is_resumable() && longer.last_id().is_none(), "by its client alone");
         }
@@ -329,7 +338,8 @@ mod tests {
 
     #[test]
     fn a_collecting_observer_returns_notifications_and_requests() {
-        let long = format!("data: {{\"method\":\"l\",\"params\":\"{}\"}}\n\n", "x".repeat(NOTE));
+        let long =
+            format!("data: {{\"method\":\"l\",\"params\":\"{}\"}}\n\n", "x".repeat(MAX_COLLECTED_BYTES));
         let stream = format!(
             "id: 1\ndata:\n\ndata: {{\"method\":\ndata: \"n\"}}\n\n{long}: c\n\ndata: {{\"id\":1,\"result\":{{}}}}\n\ndata: {{\"method\":\"cut\"}}\n"
         );

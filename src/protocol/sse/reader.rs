@@ -1,19 +1,20 @@
 //! Classifies the bytes of an event stream, however they are chunked.
 //!
-//! The only implementation of lines, fields and their ends (WHATWG HTML, *Parsing an event stream*).
-//! Everything else uses [`StreamToken`]s: each classifies the next bytes of the chunk. A token ends at the
-//! end of the chunk at the latest, so a value may consist of several.
+//! This is the only implementation of lines, fields and their ends (WHATWG HTML, *Parsing an event stream*).
+//! The other files of this folder use [`StreamToken`]s: each classifies the next bytes of the chunk. A token
+//! ends at the end of the chunk at the latest, so a value may consist of several tokens.
 
 use super::BYTE_ORDER_MARK;
 
-/// The position in a stream. Holds none of its bytes.
+/// A tokenizer of an event stream. It keeps the position in the stream, and none of its bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EventStreamReader {
-    place: LinePosition,
-    /// The last byte was a CR that ended a line; a following LF belongs to it.
+    position: LinePosition,
+    /// The last byte was a CR that ended a line; an LF that follows belongs to that line end.
     after_cr: bool,
-    /// The place for a byte order mark has passed.
+    /// The first bytes of the stream have been read, so a byte order mark is no longer recognised.
     has_begun: bool,
+    /// The current event has a line, possibly incomplete.
     in_event: bool,
 }
 
@@ -51,12 +52,12 @@ pub enum SseField {
 /// The position of the next byte in its line.
 #[derive(Clone, Copy, Debug)]
 enum LinePosition {
-    /// The line has begun with `seen` bytes of this field's name; for `Other`, with anything else.
+    /// The line has begun with `seen` bytes of the name of this field; for `Other`, with anything else.
     Name {
-        begins: SseField,
+        candidate: SseField,
         seen: u8,
     },
-    /// Behind the colon: one space is not part of the value.
+    /// Directly behind the colon, where one space is not part of the value.
     Space(SseField),
     Value(SseField),
 }
@@ -64,80 +65,81 @@ enum LinePosition {
 // === impl EventStreamReader ===
 
 impl EventStreamReader {
-    /// A reader for the continuation of a stream: a byte order mark is not recognised.
+    /// Creates a reader for the continuation of a stream: a byte order mark is not recognised.
     pub fn after_start() -> Self {
         Self { has_begun: true, ..Self::default() }
     }
 
-    /// Classifies the next bytes of `chunk`, with their number; `None` if none are left.
+    /// Classifies the next bytes of `chunk`; returns the token and the number of its bytes, or `None` if the
+    /// chunk is empty.
     #[inline(always)]
     pub fn next(&mut self, chunk: &[u8]) -> Option<(StreamToken, usize)> {
         let first = *chunk.first()?;
         if (self.after_cr || !self.has_begun)
-            && let Some(part) = self.line_feed_or_mark(chunk)
+            && let Some(token) = self.read_line_feed_or_mark(chunk)
         {
-            return Some(part);
+            return Some(token);
         }
-        Some(match (self.place, first) {
+        Some(match (self.position, first) {
             (LinePosition::Name { seen: 0, .. }, b'\n' | b'\r') => {
                 self.in_event = false;
-                (StreamToken::Blank, self.line_end(chunk))
+                (StreamToken::Blank, self.read_line_end(chunk))
             }
             // A line without a colon is a field without a value.
-            (LinePosition::Name { begins, seen }, b'\n' | b'\r') => {
-                let field = begins.if_complete(seen);
-                self.place = LinePosition::Value(field);
+            (LinePosition::Name { candidate, seen }, b'\n' | b'\r') => {
+                let field = candidate.if_complete(seen);
+                self.position = LinePosition::Value(field);
                 (StreamToken::Field(field), 0)
             }
             (LinePosition::Space(field) | LinePosition::Value(field), b'\n' | b'\r') => {
-                self.place = LinePosition::default();
-                (StreamToken::End(field), self.line_end(chunk))
+                self.position = LinePosition::default();
+                (StreamToken::End(field), self.read_line_end(chunk))
             }
-            (LinePosition::Name { begins, seen }, _) => {
+            (LinePosition::Name { candidate, seen }, _) => {
                 self.in_event = true;
                 match SseField::match_prefix(chunk) {
-                    Some((field, length)) if seen == 0 => self.field(field, chunk, length),
-                    Some(_) | None => self.name(chunk, begins, seen),
+                    Some((field, length)) if seen == 0 => self.end_name(field, chunk, length),
+                    Some(_) | None => self.read_name(chunk, candidate, seen),
                 }
             }
             (LinePosition::Space(field), b' ') => {
-                self.place = LinePosition::Value(field);
+                self.position = LinePosition::Value(field);
                 (StreamToken::Name, 1)
             }
             (LinePosition::Space(field) | LinePosition::Value(field), _) => {
-                self.place = LinePosition::Value(field);
+                self.position = LinePosition::Value(field);
                 (StreamToken::Value(field), memchr::memchr2(b'\n', b'\r', chunk).unwrap_or(chunk.len()))
             }
         })
     }
 
-    /// Continues with a new line and a new event.
+    /// Restarts at the beginning of a line and of an event, as after a resumption of the stream.
     pub fn restart_event(&mut self) {
         *self = Self::after_start();
     }
 
-    /// Whether the next byte would begin an event.
+    /// Whether the next byte would begin a new event.
     pub fn is_between_events(&self) -> bool {
         !self.in_event
     }
 
-    /// The field of the incomplete line, if it ended here.
+    /// The field of the incomplete line, as if the line ended here; `None` at the beginning of a line.
     pub fn unfinished_line(&self) -> Option<SseField> {
-        match self.place {
+        match self.position {
             LinePosition::Name { seen: 0, .. } => None,
-            LinePosition::Name { begins, seen } => Some(begins.if_complete(seen)),
+            LinePosition::Name { candidate, seen } => Some(candidate.if_complete(seen)),
             LinePosition::Space(field) | LinePosition::Value(field) => Some(field),
         }
     }
 
-    /// Bytes that may stand between a line end and the next line: the LF of a CR LF, or at the beginning of
-    /// the stream the byte order mark, whole or in part.
+    /// Classifies bytes that may precede a line: the LF of a CR LF, or at the beginning of the stream the
+    /// byte order mark, whole or in part. `None` if there are none.
     #[cold]
-    fn line_feed_or_mark(&mut self, chunk: &[u8]) -> Option<(StreamToken, usize)> {
+    fn read_line_feed_or_mark(&mut self, chunk: &[u8]) -> Option<(StreamToken, usize)> {
         if std::mem::take(&mut self.after_cr) && chunk[0] == b'\n' {
             return Some((StreamToken::LineFeed, 1));
         }
-        let LinePosition::Name { seen, .. } = self.place else { return None };
+        let LinePosition::Name { seen, .. } = self.position else { return None };
         if self.has_begun {
             return None;
         }
@@ -152,32 +154,32 @@ impl EventStreamReader {
             return None;
         }
         self.in_event = true;
-        self.place = LinePosition::Name { begins: SseField::Other, seen: seen + common as u8 };
+        self.position = LinePosition::Name { candidate: SseField::Other, seen: seen + common as u8 };
         Some((StreamToken::Name, common))
     }
 
     /// Reads a name that is incomplete or unknown.
-    fn name(&mut self, chunk: &[u8], begins: SseField, seen: u8) -> (StreamToken, usize) {
+    fn read_name(&mut self, chunk: &[u8], candidate: SseField, seen: u8) -> (StreamToken, usize) {
         let end = memchr::memchr3(b':', b'\n', b'\r', chunk).unwrap_or(chunk.len());
-        let (begins, seen) = begins.extend_name(seen, &chunk[..end]);
+        let (candidate, seen) = candidate.extend_name(seen, &chunk[..end]);
         if chunk.get(end) == Some(&b':') {
-            return self.field(begins.if_complete(seen), chunk, end + 1);
+            return self.end_name(candidate.if_complete(seen), chunk, end + 1);
         }
-        self.place = LinePosition::Name { begins, seen };
+        self.position = LinePosition::Name { candidate, seen };
         (StreamToken::Name, end)
     }
 
-    /// The name has ended with its colon, before `colon`.
+    /// Ends a field name; `after_colon` is the position behind its colon.
     #[inline]
-    fn field(&mut self, field: SseField, chunk: &[u8], colon: usize) -> (StreamToken, usize) {
-        let next = chunk.get(colon);
-        self.place = if next.is_some() { LinePosition::Value(field) } else { LinePosition::Space(field) };
-        (StreamToken::Field(field), colon + usize::from(next == Some(&b' ')))
+    fn end_name(&mut self, field: SseField, chunk: &[u8], after_colon: usize) -> (StreamToken, usize) {
+        let next = chunk.get(after_colon);
+        self.position = if next.is_some() { LinePosition::Value(field) } else { LinePosition::Space(field) };
+        (StreamToken::Field(field), after_colon + usize::from(next == Some(&b' ')))
     }
 
-    /// The length of the line end at the start of the chunk.
+    /// Reads the line end at the start of the chunk, and returns its length.
     #[inline]
-    fn line_end(&mut self, chunk: &[u8]) -> usize {
+    fn read_line_end(&mut self, chunk: &[u8]) -> usize {
         self.after_cr = chunk == b"\r";
         if chunk.starts_with(b"\r\n") { 2 } else { 1 }
     }
@@ -186,6 +188,7 @@ impl EventStreamReader {
 // === impl SseField ===
 
 impl SseField {
+    /// The name of the field; empty for `Other`.
     fn name(self) -> &'static [u8] {
         match self {
             Self::Data => b"data",
@@ -196,8 +199,8 @@ impl SseField {
         }
     }
 
-    /// The field whose name, with its colon, begins the chunk, and their length. Most names are complete, so
-    /// they need no search.
+    /// The field whose name and colon begin the chunk, and the length of both. Most names are complete, so
+    /// this avoids a search.
     #[inline(always)]
     fn match_prefix(chunk: &[u8]) -> Option<(Self, usize)> {
         match chunk {
@@ -209,7 +212,8 @@ impl SseField {
         }
     }
 
-    /// The field and the number of its bytes, after `seen` bytes of this name and then `piece`.
+    /// Extends a name of which `seen` bytes have been read by `piece`; returns the field that it may become,
+    /// and the number of bytes read.
     fn extend_name(self, seen: u8, piece: &[u8]) -> (Self, u8) {
         let field = match (seen, piece.first()) {
             (0, Some(b'd')) => Self::Data,
@@ -225,7 +229,7 @@ impl SseField {
         }
     }
 
-    /// The field, if the name is complete.
+    /// This field if its name is complete, else `Other`.
     fn if_complete(self, seen: u8) -> Self {
         if usize::from(seen) == self.name().len() { self } else { Self::Other }
     }
@@ -235,7 +239,7 @@ impl SseField {
 
 impl Default for LinePosition {
     fn default() -> Self {
-        Self::Name { begins: SseField::Other, seen: 0 }
+        Self::Name { candidate: SseField::Other, seen: 0 }
     }
 }
 

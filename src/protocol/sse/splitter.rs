@@ -17,14 +17,15 @@ use std::{mem, ops::Range};
 pub struct EventSplitter {
     limit: usize,
     reader: EventStreamReader,
-    /// The bytes of the event from earlier chunks.
+    /// The bytes of the current event that arrived in earlier chunks.
     buffered: BytesMut,
-    /// The rest of the last chunk, and how many of its bytes belong to the event.
+    /// The rest of the last chunk.
     input: Bytes,
+    /// The number of bytes of `input` that belong to the current event.
     read: usize,
     data: DataLines,
     has_id: bool,
-    /// The rest of the stream is not split.
+    /// The rest of the stream is passed through without being split.
     is_stopped: bool,
 }
 
@@ -38,15 +39,15 @@ pub struct StreamPiece {
     data: DataLines,
 }
 
-/// The position of an event's data.
+/// The position of an event's data in its bytes.
 #[derive(Clone, Debug, Default)]
 enum DataLines {
     #[default]
     Absent,
     Single(Range<usize>),
-    /// The data is on several lines.
+    /// Several `data:` lines, which must be joined.
     Multiple,
-    /// The beginning of the event is not available.
+    /// The data cannot be located, because the beginning of the event is not buffered.
     Unknown,
 }
 
@@ -55,33 +56,37 @@ enum DataLines {
 pub(super) struct EventLine<'a> {
     /// `None` for a blank line.
     pub(super) field: Option<SseField>,
+    /// The line without its end.
     pub(super) text: &'a [u8],
+    /// The value of the field; a part of `text`.
     pub(super) value: &'a [u8],
+    /// The line end: CR, LF or CR LF.
     pub(super) end: &'a [u8],
 }
 
 // === impl EventSplitter ===
 
 impl EventSplitter {
-    /// `limit` is for one event, in bytes.
+    /// Creates a splitter that buffers at most `limit` bytes of one event.
     pub fn new(limit: usize) -> Self {
         Self { limit, ..Self::default() }
     }
 
-    /// Takes a chunk of the body. Call [`EventSplitter::next_piece`] next, until it returns `None`.
+    /// Takes the next chunk of the body. Call [`EventSplitter::next_piece`] until it returns `None` before
+    /// the next chunk.
     pub fn feed(&mut self, chunk: Bytes) {
         debug_assert!(self.input.is_empty(), "the chunk before has been read");
         self.input = chunk;
     }
 
-    /// The next complete piece.
+    /// The next complete piece; `None` if another chunk is needed.
     pub fn next_piece(&mut self) -> Option<StreamPiece> {
         while !self.is_stopped
-            && let Some((part, length)) = self.reader.next(&self.input[self.read..])
+            && let Some((token, length)) = self.reader.next(&self.input[self.read..])
         {
             let at = self.buffered.len() + self.read;
             self.read += length;
-            match part {
+            match token {
                 StreamToken::Field(SseField::Data) => self.data.begin_line(at + length),
                 StreamToken::Value(SseField::Data) => self.data.extend(at..at + length),
                 StreamToken::End(SseField::Id) => self.has_id = true,
@@ -111,8 +116,8 @@ impl EventSplitter {
         self.is_stopped = true;
     }
 
-    /// Returns the buffered bytes, once there is no next piece. The rest of that event is passed through as
-    /// it arrives.
+    /// Returns the buffered bytes of the incomplete event, after [`EventSplitter::next_piece`] has returned
+    /// `None`. The rest of the event is passed through as it arrives.
     pub fn take_buffered(&mut self) -> Bytes {
         if !self.buffered.is_empty() {
             self.data = DataLines::Unknown;
@@ -128,11 +133,11 @@ impl EventSplitter {
     }
 
     fn split_piece(&mut self) -> StreamPiece {
-        let end = self.input.split_to(mem::take(&mut self.read));
+        let tail = self.input.split_to(mem::take(&mut self.read));
         let bytes = if self.buffered.is_empty() {
-            end
+            tail
         } else {
-            self.buffered.extend_from_slice(&end);
+            self.buffered.extend_from_slice(&tail);
             self.buffered.split().freeze()
         };
         StreamPiece { bytes, has_id: mem::take(&mut self.has_id), data: mem::take(&mut self.data) }
@@ -142,11 +147,11 @@ impl EventSplitter {
 // === impl StreamPiece ===
 
 impl StreamPiece {
-    /// The message in the event, if there is one.
+    /// The JSON-RPC message in the event; `None` if it has none, or if its data is not available.
     pub fn message(&self) -> Option<Frame> {
         let data = match &self.data {
             DataLines::Absent | DataLines::Unknown => return None,
-            DataLines::Single(place) => self.bytes.slice(place.clone()),
+            DataLines::Single(range) => self.bytes.slice(range.clone()),
             DataLines::Multiple => {
                 let mut joined = Vec::with_capacity(self.bytes.len());
                 for line in self.lines().filter(|line| line.field == Some(SseField::Data)) {
@@ -160,12 +165,12 @@ impl StreamPiece {
         Frame::parse(data).ok()
     }
 
-    /// Whether the event has data.
+    /// Whether the event has data that is available.
     pub fn has_data(&self) -> bool {
         matches!(self.data, DataLines::Single(_) | DataLines::Multiple)
     }
 
-    /// Whether the event has data, or may have.
+    /// Whether the event has data, or may have data that is not available.
     pub fn may_have_data(&self) -> bool {
         !matches!(self.data, DataLines::Absent)
     }
@@ -176,15 +181,15 @@ impl StreamPiece {
         let mut rest = &self.bytes[..];
         std::iter::from_fn(move || {
             let (mut at, mut value) = (0, 0..0);
-            while let Some((part, length)) = reader.next(&rest[at..]) {
-                match part {
+            while let Some((token, length)) = reader.next(&rest[at..]) {
+                match token {
                     StreamToken::Field(_) => value = at + length..at + length,
                     StreamToken::Value(_) => value.end = at + length,
                     StreamToken::Mark | StreamToken::LineFeed | StreamToken::Name => {}
                     StreamToken::End(_) | StreamToken::Blank => {
                         let (line, after) = rest.split_at(at + length);
                         rest = after;
-                        let field = if let StreamToken::End(field) = part { Some(field) } else { None };
+                        let field = if let StreamToken::End(field) = token { Some(field) } else { None };
                         return Some(EventLine {
                             field,
                             text: &line[..at],
@@ -214,9 +219,9 @@ impl DataLines {
 
     /// Extends the value of the current line.
     fn extend(&mut self, piece: Range<usize>) {
-        if let Self::Single(place) = self {
-            let from = if place.start == place.end { piece.start } else { place.start };
-            *place = from..piece.end;
+        if let Self::Single(range) = self {
+            let from = if range.start == range.end { piece.start } else { range.start };
+            *range = from..piece.end;
         }
     }
 }

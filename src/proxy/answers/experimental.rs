@@ -133,7 +133,7 @@ async fn list_tasks(
         Ok(page) => page,
         Err(error) => return task_refusal_response(id, error.into()),
     };
-    let next = records.last().filter(|_| has_more).map(|last| encode_cursor(&ListCursor::of(last)));
+    let next = records.last().filter(|_| has_more).map(|last| encode_cursor(&ListCursor::from_record(last)));
     let now = shared.clock.timestamp();
     // Expired tasks cannot be fetched, and a client with tickets does not know tasks.
     let is_shown = |record: &&Arc<Record>| !record.is_expired(now) && record.view != TaskView::Ticket;

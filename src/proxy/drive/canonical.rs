@@ -139,7 +139,7 @@ impl CanonicalForm {
     /// Remembers the message of a progress notification, if the client gets a ticket.
     pub(super) fn remember_progress(&mut self, frame: &Frame) {
         if self.ticket_options.is_some()
-            && let Some(progress) = status_message::of_progress(frame)
+            && let Some(progress) = status_message::from_progress(frame)
         {
             self.progress = Some(progress.into());
         }
@@ -203,7 +203,7 @@ impl CanonicalForm {
     /// ticket.
     pub(super) fn defer_and_create_result(&mut self, shared: &RouteContext, record: &Record) -> Vec<u8> {
         if let Some(deferral) = &self.deferral {
-            shared.upstream.mark_deferred(&CallerIdentity::of(&self.caller), deferral);
+            shared.upstream.mark_deferred(&CallerIdentity::from_caller(&self.caller), deferral);
         }
         self.task_result(shared, record)
     }
@@ -292,7 +292,7 @@ fn canonical_request(open: &OpenRequest) -> Option<&InputRequest> {
 /// methods.
 fn is_refused_as_unknown(method: &Method, end: &CallEnd) -> bool {
     match end {
-        CallEnd::Response(response) => match ErrorObject::of(response.frame()) {
+        CallEnd::Response(response) => match ErrorObject::from_message(response.frame()) {
             Some(error) => {
                 method.is_list()
                     || error.code() == code::METHOD_NOT_FOUND

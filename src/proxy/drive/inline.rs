@@ -184,7 +184,7 @@ impl InlineCall {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let deferral = defer_after.map(|_| Deferral::new(self.shared.ledger.is_durable()));
         let replies = match (pending_preparation, target) {
-            (None, Some(target)) => target.call(own_ids::next(), call, deferral.clone()),
+            (None, Some(target)) => target.call(own_ids::next_in_pool(), call, deferral.clone()),
             (None, None) => shared.upstream.call(outgoing_call(call, caller, deferral.clone())),
             (Some(preparing), _) => {
                 call_when_prepared(preparing, shared, call, caller, &server, deferral.clone())
@@ -240,7 +240,7 @@ impl InlineCall {
     /// otherwise.
     fn prepare_cached(&self) -> Option<CachedPrepareResult> {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
-        let server = shared.upstream.ready_server(&CallerIdentity::of(caller))?;
+        let server = shared.upstream.ready_server(&CallerIdentity::from_caller(caller))?;
         if call.method == Method::ToolsCall
             && let Err(refusal) = shared.peek_tool_list(caller, |param_headers| {
                 param_headers.map_or(Ok(()), |param_headers| compare_param_headers(call, param_headers))
@@ -393,7 +393,7 @@ impl ReplySource for InlineCall {
 /// Describes the server, and checks the call against the server's tools; may wait for the server.
 async fn prepare(shared: Arc<RouteContext>, call: Arc<Call>, caller: Arc<Caller>) -> PrepareResult {
     let server =
-        shared.upstream.describe(&CallerIdentity::of(&caller)).await.map_err(|lost| {
+        shared.upstream.describe(&CallerIdentity::from_caller(&caller)).await.map_err(|lost| {
             Box::new(reply::call_end_reply(&call, &shared.route, CallEnd::Lost(lost), None))
         })?;
     if call.method == Method::ToolsCall {
@@ -404,7 +404,12 @@ async fn prepare(shared: Arc<RouteContext>, call: Arc<Call>, caller: Arc<Caller>
 
 /// The call for the upstream, with a new request id.
 fn outgoing_call(call: &Arc<Call>, caller: &Caller, deferral: Option<Deferral>) -> OutgoingCall {
-    OutgoingCall { id: own_ids::next(), call: Arc::clone(call), caller: CallerIdentity::of(caller), deferral }
+    OutgoingCall {
+        id: own_ids::next_in_pool(),
+        call: Arc::clone(call),
+        caller: CallerIdentity::from_caller(caller),
+        deferral,
+    }
 }
 
 /// The upstream events of a call that becomes a task while its server is still being described: the call is

@@ -611,7 +611,7 @@ impl CallDriver {
     /// progress.
     fn handle_notification(&mut self, frame: &Frame) {
         let (now, has_waiting_client) = (self.shared.clock.now(), self.exchange.has_waiting_client());
-        if let Some(message) = status_message::of_progress(frame)
+        if let Some(message) = status_message::from_progress(frame)
             && !has_waiting_client
         {
             let progress = &mut self.detached().progress;
@@ -634,7 +634,7 @@ impl CallDriver {
             }
             CallForm::Native(native) if has_waiting_client => {
                 if native.view == TaskView::Ticket
-                    && let Some(progress) = status_message::of_progress(frame)
+                    && let Some(progress) = status_message::from_progress(frame)
                 {
                     native.progress = Some(progress);
                 }

@@ -102,9 +102,9 @@ impl NativeForm {
         let Kind::Notification { method, .. } = frame.kind() else { return None };
         if self.view == TaskView::Ticket {
             // Progress is dropped: its token belonged to a request that has been answered.
-            return status_message::of_progress(frame).is_none().then(|| unchanged_message(frame));
+            return status_message::from_progress(frame).is_none().then(|| unchanged_message(frame));
         }
-        if status_message::of_progress(frame).is_some() && !self.wants_progress {
+        if status_message::from_progress(frame).is_some() && !self.wants_progress {
             return None;
         }
         Some(match method {
@@ -272,7 +272,7 @@ pub(super) fn register_inline(
 /// The input request as the task record stores it; `None` if the revision does not define its method.
 pub(super) fn recordable_request(frame: &Frame) -> Option<Bytes> {
     let Kind::Request { method, params, .. } = frame.kind() else { return None };
-    let kind = InputKind::of(method)?;
+    let kind = InputKind::from_method(method)?;
     Some(InputRequest::new(kind, params.as_deref()).as_bytes().clone())
 }
 

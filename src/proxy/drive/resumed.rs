@@ -76,7 +76,7 @@ pub(in crate::proxy) fn resume_call(
         }
     }
     let resumed = shared.upstream.resume_call(&caller, &anchor.call, ids, deferral.clone());
-    let Some(ResumedCall { replies, open: responders, off_stream }) = resumed else {
+    let Some(ResumedCall { replies, open_requests: responders, off_stream }) = resumed else {
         return Err(resumption);
     };
     let mut responders = responders.into_iter();

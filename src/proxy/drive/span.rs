@@ -45,7 +45,7 @@ impl CallSpan {
     ) -> Self {
         let Some(parent) = trace else { return Self::default() };
         let message = MessageAttributes { method: method.as_str(), target, id };
-        let mut span = message.begin(&shared.tracer, SpanKind::Client, Some(parent));
+        let mut span = message.begin_span(&shared.tracer, SpanKind::Client, Some(parent));
         if span.is_recorded() {
             span.set("deferral.route", shared.route.path.to_string());
             set_server_address(&mut span, shared.upstream.address());

@@ -227,12 +227,12 @@ impl<F: Fn(OutgoingCall) -> UpstreamEvents + Send + Sync + 'static> Upstream for
         true
     }
 
-    fn watch(&self, _: Principal) -> broadcast::Receiver<ChangeNotification> {
+    fn subscribe_changes(&self, _: Principal) -> broadcast::Receiver<ChangeNotification> {
         broadcast::channel(1).1
     }
 
     fn tool_changes(&self, _: Principal) -> ToolChanges {
-        ToolChanges::never()
+        ToolChanges::unchanging()
     }
 
     fn subscribe<'a>(

@@ -165,7 +165,7 @@ fn not_admitted_response(request: &LegacyRequest, limit_error: &CallLimitError) 
 /// Whether a request begins new work: the request is neither about a task, nor a response, nor a ping.
 fn is_new_work(request: &LegacyRequest) -> bool {
     request.post.messages.iter().any(|message| match message {
-        ClientMessage::Request { method, .. } => !method.is_about_legacy_tasks() && *method != Method::Ping,
+        ClientMessage::Request { method, .. } => !method.is_legacy_task_method() && *method != Method::Ping,
         _ => false,
     })
 }
@@ -210,7 +210,7 @@ fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, request: &Le
     }
     match &request.post.messages[..] {
         [ClientMessage::Request { method: Method::ToolsList, .. }] => true,
-        [ClientMessage::Request { method, .. }] if method.is_about_legacy_tasks() => true,
+        [ClientMessage::Request { method, .. }] if method.is_legacy_task_method() => true,
         [ClientMessage::Request { method: Method::ToolsCall, target, .. }] => {
             let tool = target.as_deref().unwrap_or_default();
             let mode = shared.route.tool_policy_for(tool, &request.rollout_membership).mode;
@@ -278,7 +278,7 @@ async fn decide(
             decide_call(shared, request, client, (id, tool), dispatch_flag).await
         }
         [ClientMessage::Request { method, id, target }]
-            if method.is_about_legacy_tasks()
+            if method.is_legacy_task_method()
                 && task_capability::is_offered(shared, client, request).await =>
         {
             RequestDisposition::Respond(match ping::check_session(shared, request, client.session).await {

@@ -78,7 +78,7 @@ pub(super) fn prepare_call(
     // proxy's sessions.
     let call_id = match shared.upstream.address() {
         Some(_) => shared.sessions.client_ids.next_proxy_id(client.session),
-        None => own_ids::next(),
+        None => own_ids::next_in_pool(),
     };
     let deferral = Deferral::new(shared.ledger.is_durable());
     let (target, rpc_id) = ((&Method::ToolsCall, Some(tool)), RequestId::from_number(call_id));

@@ -256,7 +256,7 @@ async fn listen_when_free(
 ) -> Result<HttpResponse, CallError> {
     expected.wait_until_free().await;
     for pause in CONFLICT_PAUSES {
-        let response = upstream.forward(http_request.of_same_stream()).await?;
+        let response = upstream.forward(http_request.copy_for_stream()).await?;
         if response.status != StatusCode::CONFLICT {
             return Ok(response);
         }
@@ -683,7 +683,7 @@ mod tests {
                 method: Method::POST,
                 query: None,
                 headers: HeaderMap::from_iter([(http::header::ACCEPT, HeaderValue::from_static(accept))]),
-                post: LegacyPost::read(&mut MessageReader::of(body.clone())).expect("a message"),
+                post: LegacyPost::read(&mut MessageReader::new(body.clone())).expect("a message"),
                 message: None,
                 body,
                 keep_alive: Duration::ZERO,

@@ -174,7 +174,7 @@ impl ForwardedRequest {
 /// error.
 pub(in crate::proxy) fn transport_error(call_error: &CallError, summary: AccessSummary) -> LegacyResponse {
     let error = record_call_error(call_error);
-    refuse_requests(origin_status(call_error.fault()), &[], &error, summary.with_reason(&error))
+    refuse_requests(origin_status(call_error.origin()), &[], &error, summary.with_reason(&error))
 }
 
 /// Returns the outcome that the HTTP status of a response shows: 5xx `UpstreamFailed`, 4xx `ServerError`,
@@ -189,7 +189,7 @@ pub(super) fn outcome_of_status(status: StatusCode) -> RequestOutcome {
 
 /// Formats the status and the JSON-RPC code of a server's error for the access log, without the error's text.
 fn describe_error_code(status: StatusCode, body: &Bytes) -> String {
-    let error = Frame::parse(body.clone()).ok().and_then(|frame| ErrorObject::of(&frame));
+    let error = Frame::parse(body.clone()).ok().and_then(|frame| ErrorObject::from_message(&frame));
     let code = error.map(|error| error.code());
     match (status.is_success(), code) {
         (true, Some(code)) => format!("error {code}"),

@@ -5,7 +5,7 @@ use crate::{
         Principal,
         legacy::{self, LegacyPost},
     },
-    protocol::{ErrorObject, Frame, Payload, RequestId, TraceContext, accept::event_stream},
+    protocol::{ErrorObject, Frame, Payload, RequestId, TraceContext, accept::event_stream_headers},
     proxy::{AccessSummary, DeliveryCommit},
     telemetry::RequestOutcome,
     upstream::ClientSession,
@@ -185,5 +185,5 @@ pub(in crate::proxy) fn empty_response(status: StatusCode) -> LegacyResponse {
 
 /// A response with this body as an event stream of the proxy.
 pub(in crate::proxy) fn stream_response(body: ResponseBody) -> LegacyResponse {
-    LegacyResponse { status: StatusCode::OK, headers: event_stream(), body }
+    LegacyResponse { status: StatusCode::OK, headers: event_stream_headers(), body }
 }

@@ -159,7 +159,7 @@ pub(super) fn call_error_object(call_error: &CallError) -> ErrorObject {
 
 /// The outcome in the access log of a call that ended without a response.
 pub(super) fn call_error_outcome(call_error: &CallError) -> RequestOutcome {
-    call_error.fault().into()
+    call_error.origin().into()
 }
 
 /// The HTTP status for an error of this origin: 400 for the client, 502 for the server, 503 for the proxy.
@@ -180,7 +180,7 @@ fn error_status(call: &Call, error: &ErrorObject, call_error: Option<&CallError>
     match call_error {
         Some(CallError::Unauthorized { status, .. }) => *status,
         Some(CallError::Forbidden { .. }) => StatusCode::FORBIDDEN,
-        Some(call_error) if call.method == Method::Discover => origin_status(call_error.fault()),
+        Some(call_error) if call.method == Method::Discover => origin_status(call_error.origin()),
         // 2026-07-28, *MissingRequiredClientCapabilityError*: on HTTP the status is 400.
         _ if error.code() == code::MISSING_CAPABILITY => StatusCode::BAD_REQUEST,
         _ => StatusCode::OK,
@@ -318,7 +318,7 @@ mod tests {
     use std::time::Duration;
 
     fn hits(key: &str) -> u64 {
-        metrics::limits().iter().find(|limit| limit.limit == key).expect("it is counted").hits
+        metrics::limit_snapshots().iter().find(|limit| limit.limit == key).expect("it is counted").hits
     }
 
     #[test]

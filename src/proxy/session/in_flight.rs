@@ -360,7 +360,7 @@ fn can_still_request(cancelled_at: Instant, began: Instant, now: Instant) -> boo
 
 /// The digest of a request id, because an id may have any length.
 fn request_digest(request: &RequestId) -> RequestDigest {
-    *Principal::derive(&[&request.value()]).as_bytes()
+    *Principal::derive(&[&request.canonical_value()]).as_bytes()
 }
 
 // === impl ProxyCallGuard ===

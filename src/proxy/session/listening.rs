@@ -11,7 +11,7 @@ use super::{
     InFlightCalls, SessionKey,
     get_streams::{GetStreams, StreamFollower},
 };
-use crate::upstream::SessionMessage;
+use crate::upstream::GetStreamEvent;
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::watch, task::AbortHandle, time::timeout};
 
@@ -86,8 +86,8 @@ async fn read_stream(
         let (route, calls, settled_sender) =
             (Arc::clone(&route), Arc::clone(&in_flight), Arc::clone(&settled));
         let handle_message = move |message| match message {
-            SessionMessage::Settled => drop(settled_sender.send_replace(true)),
-            SessionMessage::Message(frame) => drop(calls.dispatch(&route, key, frame)),
+            GetStreamEvent::Settled => drop(settled_sender.send_replace(true)),
+            GetStreamEvent::Message(frame) => drop(calls.dispatch(&route, key, frame)),
         };
         tokio::select! {
             biased;

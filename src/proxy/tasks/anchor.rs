@@ -59,7 +59,7 @@ pub struct AnchorSeal(LessSafeKey);
 impl AnchorSeal {
     /// Derives the key for anchors from the store's secret.
     pub fn new(secret: &StoreSecret) -> Self {
-        let key = UnboundKey::new(&AES_256_GCM, &secret.key(KeyPurpose::Anchors));
+        let key = UnboundKey::new(&AES_256_GCM, &secret.derive_key(KeyPurpose::Anchors));
         Self(LessSafeKey::new(key.expect("the key has the cipher's length")))
     }
 

@@ -97,7 +97,7 @@ impl TaskLedger {
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            stored_clock: StoredClock::new(store.kept_clock()),
+            stored_clock: StoredClock::new(store.stored_clock()),
             store,
             seal: secret.map(AnchorSeal::new),
             health: StoreHealth::default(),
@@ -336,7 +336,7 @@ impl TaskLedger {
         anchor: &TaskAnchor,
     ) -> Result<(), StoreError> {
         let sealed = self.seal.as_ref().map(|seal| seal.seal(id, anchor));
-        let stored = self.store.anchor(id, sealed).await;
+        let stored = self.store.set_anchor(id, sealed).await;
         stored.inspect_err(|error| self.log_failure("storing an anchor", error))
     }
 
@@ -351,7 +351,7 @@ impl TaskLedger {
     /// # Errors
     /// [`StoreError`], which is logged.
     pub(in crate::proxy) async fn remove_anchor(&self, id: &TaskId) -> Result<(), StoreError> {
-        let stored = self.store.anchor(id, None).await;
+        let stored = self.store.set_anchor(id, None).await;
         stored.inspect_err(|error| self.log_failure("removing an anchor", error))
     }
 

@@ -96,7 +96,7 @@ impl TaskLedger {
         let lease = self.adopt(version, &record);
         let (Some(shared), Some(anchor)) = (shared, anchor) else { return Some((lease, fate)) };
         let needs_credentials = anchor.needs_credentials;
-        own_ids::skip_to(anchor.call.call);
+        own_ids::skip_past(anchor.call.call);
         let orphan = OrphanedTask { lease, record, anchor, fate };
         match needs_credentials {
             true => orphan.wait_for_credentials(shared),

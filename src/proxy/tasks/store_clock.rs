@@ -60,7 +60,7 @@ impl TaskLedger {
         let mut stored = self.stored_clock.0.lock().await;
         let now = self.clock.reading();
         if is_due(*stored, now) {
-            match self.store.keep_clock(now).await {
+            match self.store.store_clock(now).await {
                 Ok(()) => *stored = Some(now),
                 Err(error) => self.log_failure("storing the clock", &error),
             }

@@ -35,7 +35,7 @@ impl StoreHealth {
         let mut logged_at = self.logged_at.lock();
         if logged_at.is_none_or(|logged_at| now.saturating_duration_since(logged_at) >= LOG_INTERVAL) {
             *logged_at = Some(now);
-            StoreFailed { doing: operation, error }.emit();
+            StoreFailed { operation, error }.emit();
         }
     }
 

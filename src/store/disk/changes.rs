@@ -1,6 +1,7 @@
 //! Changes as SQL, in the transaction that the [writer](super::writer) commits.
 //!
-//! Their other effects are collected in a [`CommitBatch`], and applied after the commit.
+//! The effects of changes outside the database are collected in a [`CommitBatch`], and applied after the
+//! commit.
 
 use super::{
     meta,
@@ -22,35 +23,42 @@ use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::{collections::HashMap, sync::Arc};
 
-/// Effects of a commit besides the database.
+/// The effects of a commit outside the database, applied once the commit succeeds.
 #[derive(Default)]
 pub(super) struct CommitBatch {
+    /// The new state of each changed record; `None` if it is removed.
     pub(super) records: HashMap<TaskId, Option<CachedRecord>>,
+    /// The changes of the counts, in order.
     pub(super) counted: Vec<CountChange>,
-    /// The counts had less than was to be subtracted.
+    /// A count was less than what had to be subtracted, so the counts are wrong.
     pub(super) is_miscounted: bool,
-    /// Files that no row names any more, and the bytes of added and removed files.
-    pub(super) dropped: Vec<String>,
+    /// The names of files to which no row refers any more.
+    pub(super) unreferenced_files: Vec<String>,
+    /// The bytes of added files, and of removed files.
     pub(super) file_bytes: (u64, u64),
-    /// Bytes that the folder may still grow by, without reserved bytes; `None` without a bound.
+    /// Bytes by which the folder may still grow, without reserved bytes; `None` if the folder has no bound.
     pub(super) free_bytes: Option<u64>,
 }
 
-/// The stored state of a record that is to be changed.
+/// The stored state of a record before a change.
 struct CurrentRow {
     number: i64,
     version: RecordVersion,
     bytes: usize,
-    /// `None` if the owner is unreadable, for whom nothing is counted.
+    /// The fields that the counts depend on; `None` if the owner is unreadable, so that the record is not
+    /// counted.
     counted: Option<CountedTask>,
+    /// The name of the result file, if the body is in one.
     file: Option<String>,
-    /// The record in memory.
+    /// The record, if it is in memory.
     record: Option<Arc<Record>>,
 }
 
 // === impl StoreWriter ===
 
 impl StoreWriter {
+    /// Executes a change in the current transaction. The outer error is a failure of the database, after
+    /// which the transaction is rolled back; the inner one refuses only this change.
     pub(super) fn apply(
         &self,
         change: &StoreChange,
@@ -61,10 +69,10 @@ impl StoreWriter {
             StoreChange::Swap { version, row, file, .. } => self.swap(*version, row, file.as_ref(), batch),
             StoreChange::Reserve { version, record, bytes } => self.reserve(*version, record, *bytes, batch),
             StoreChange::Anchor { id, anchor } => {
-                match self.live(id, batch) {
-                    // This statement changes no index.
-                    Some(live) => {
-                        self.statement(ANCHOR_LIVE)?.execute(params![live.number, anchor.as_deref()])?
+                match self.current_live(id, batch) {
+                    // `ANCHOR_LIVE` writes no indexed column, so it touches fewer pages than `ANCHOR`.
+                    Some(cached) => {
+                        self.statement(ANCHOR_LIVE)?.execute(params![cached.number, anchor.as_deref()])?
                     }
                     None => self.statement(ANCHOR)?.execute(params![id.entropy(), anchor.as_deref()])?,
                 };
@@ -87,32 +95,36 @@ impl StoreWriter {
     ) -> rusqlite::Result<Result<ChangeOutcome, StoreError>> {
         let RecordRow { record, head, body } = row;
         let reservation = file.and_then(|file| file.reservation.as_ref());
-        if !batch.try_take(row.bytes().saturating_sub(reservation.map_or(0, ByteReservation::bytes))) {
+        if !batch.try_take(row.written_bytes().saturating_sub(reservation.map_or(0, ByteReservation::bytes)))
+        {
             return Ok(Err(StoreError::Full(MAX_BYTES)));
         }
         let inserted = self.statement(INSERT)?.execute(params![
             record.id.entropy(),
-            number(RecordVersion::FIRST),
+            version_to_column(RecordVersion::FIRST),
             self.node,
             record.state.status(),
             !record.state.is_ended(),
-            row::time(record.due_at()),
-            row::owner(&record.owner),
-            row::time(record.created),
-            saturated(record.stored_bytes()),
+            row::time_to_column(record.due_at()),
+            row::encode_owner(&record.owner),
+            row::time_to_column(record.created),
+            size_to_column(record.stored_bytes()),
             head,
             file.map(|file| &file.name),
-            in_row(body, file),
+            body_in_row(body, file),
         ])?;
         if inserted == 0 {
             return Ok(Err(StoreError::Exists));
         }
         let number = self.connection.last_insert_rowid();
-        self.record_count(batch, CountChange { number, was: None, is: Some(CountedTask::of(record)) });
+        self.apply_count_change(
+            batch,
+            CountChange { number, before: None, after: Some(CountedTask::from_record(record)) },
+        );
         reservation.inspect(|reservation| reservation.release());
-        batch.file_bytes.0 += file.map_or(0, |_| wide(body.len()));
-        let kept = CachedRecord { version: RecordVersion::FIRST, record: Arc::clone(record), number };
-        batch.records.insert(record.id.clone(), Some(kept));
+        batch.file_bytes.0 += file.map_or(0, |_| to_u64(body.len()));
+        let cached = CachedRecord { version: RecordVersion::FIRST, record: Arc::clone(record), number };
+        batch.records.insert(record.id.clone(), Some(cached));
         Ok(Ok(ChangeOutcome::Stored))
     }
 
@@ -124,60 +136,63 @@ impl StoreWriter {
         batch: &mut CommitBatch,
     ) -> rusqlite::Result<Result<ChangeOutcome, StoreError>> {
         let RecordRow { record, head, body } = row;
-        let Some(before) = self.current_row(&record.id, batch)?.filter(|before| before.version == version)
+        let Some(current) = self.current_row(&record.id, batch)?.filter(|current| current.version == version)
         else {
             return Ok(Ok(ChangeOutcome::Conflict));
         };
         let bytes = record.stored_bytes();
         let reservation = file.and_then(|file| file.reservation.as_ref());
         let reserved = reservation.map_or(0, ByteReservation::bytes);
-        if let Err(full) = self.admit(before.bytes, record, reserved, batch) {
-            return Ok(Err(full));
+        if let Err(error) = self.admit(current.bytes, record, reserved, batch) {
+            return Ok(Err(error));
         }
         let version = version.next();
-        let was = before.record.as_deref();
-        if was.is_none_or(|was| was.owner != record.owner || was.created != record.created) {
-            let (owner, created) = (row::owner(&record.owner), row::time(record.created));
-            self.statement(OWN)?.execute(params![before.number, owner, created])?;
+        let old_record = current.record.as_deref();
+        if old_record.is_none_or(|old| old.owner != record.owner || old.created != record.created) {
+            let (owner, created) = (row::encode_owner(&record.owner), row::time_to_column(record.created));
+            self.statement(OWN)?.execute(params![current.number, owner, created])?;
         }
         let is_ended = record.state.is_ended();
-        if was.is_some_and(|was| was.due_at() == record.due_at() && !was.state.is_ended() && !is_ended) {
-            // This statement changes no index.
+        if old_record.is_some_and(|old| old.due_at() == record.due_at() && !old.state.is_ended() && !is_ended)
+        {
+            // `CHANGE` writes no indexed column, so it touches fewer pages than `SWAP`.
             self.statement(CHANGE)?.execute(params![
-                before.number,
-                number(version),
+                current.number,
+                version_to_column(version),
                 record.state.status(),
-                saturated(bytes),
+                size_to_column(bytes),
                 head,
-                in_row(body, file),
+                body_in_row(body, file),
             ])?;
         } else {
             self.statement(SWAP)?.execute(params![
-                before.number,
-                number(version),
+                current.number,
+                version_to_column(version),
                 record.state.status(),
                 !is_ended,
-                row::time(record.due_at()),
-                saturated(bytes),
+                row::time_to_column(record.due_at()),
+                size_to_column(bytes),
                 head,
                 file.map(|file| &file.name),
-                in_row(body, file),
+                body_in_row(body, file),
                 // A finished task needs no anchor; a cancelled one may.
                 !is_ended || record.state == TaskState::Cancelled,
             ])?;
         }
-        self.drop_file(before.file, before.bytes, batch);
-        let is = Some(CountedTask::of(record));
-        self.record_count(batch, CountChange { number: before.number, was: before.counted, is });
+        self.drop_file(current.file, current.bytes, batch);
+        let after = Some(CountedTask::from_record(record));
+        self.apply_count_change(
+            batch,
+            CountChange { number: current.number, before: current.counted, after },
+        );
         reservation.inspect(|reservation| reservation.release());
-        batch.file_bytes.0 += file.map_or(0, |_| wide(body.len()));
-        let kept = CachedRecord { version, record: Arc::clone(record), number: before.number };
-        batch.records.insert(record.id.clone(), Some(kept));
+        batch.file_bytes.0 += file.map_or(0, |_| to_u64(body.len()));
+        let cached = CachedRecord { version, record: Arc::clone(record), number: current.number };
+        batch.records.insert(record.id.clone(), Some(cached));
         Ok(Ok(ChangeOutcome::Stored))
     }
 
-    /// Admits a change whose bytes are to be written to a file, and reserves them: a new record without a
-    /// `version`.
+    /// Admits a change whose body will be a file, and reserves the bytes. A new record has no `version`.
     fn reserve(
         &self,
         version: Option<RecordVersion>,
@@ -193,34 +208,37 @@ impl StoreWriter {
                 false => Err(StoreError::Full(MAX_BYTES)),
             });
         };
-        let Some(before) = self.current_row(&record.id, batch)?.filter(|before| before.version == version)
+        let Some(current) = self.current_row(&record.id, batch)?.filter(|current| current.version == version)
         else {
             return Ok(Ok(ChangeOutcome::Conflict));
         };
-        let grows = record.stored_bytes().saturating_sub(before.bytes);
-        let admitted = self.admit(before.bytes, record, 0, batch);
+        let growth = record.stored_bytes().saturating_sub(current.bytes);
+        let admitted = self.admit(current.bytes, record, 0, batch);
         Ok(admitted
-            .map(|()| ChangeOutcome::Reserved(self.shared.reserved.reserve(record.owner.principal, grows))))
+            .map(|()| ChangeOutcome::Reserved(self.shared.reserved.reserve(record.owner.principal, growth))))
     }
 
-    /// Whether `record` may replace one of `was` bytes; `reserved` bytes are reserved for it already.
+    /// Checks whether `record` may replace one of `old_bytes` bytes, of which `reserved` bytes are reserved
+    /// already.
     ///
     /// # Errors
     /// [`StoreError::Full`] names the limit.
     fn admit(
         &self,
-        was: usize,
+        old_bytes: usize,
         record: &Record,
         reserved: usize,
         batch: &mut CommitBatch,
     ) -> Result<(), StoreError> {
         let mut usage = self.shared.counts.lock().usage(&record.owner.principal);
-        let (all, of_principal) = self.shared.reserved.of(&record.owner.principal);
-        usage.stored_bytes += all.saturating_sub(reserved);
-        usage.stored_bytes_of_principal += of_principal.saturating_sub(reserved);
-        self.bounds.load().admit(was, record, usage)?;
-        let grows = record.stored_bytes().saturating_sub(was);
-        match StoreBounds::is_always_admitted(was, record) || batch.try_take(grows.saturating_sub(reserved)) {
+        let (all_reserved, reserved_by_principal) = self.shared.reserved.totals(&record.owner.principal);
+        usage.stored_bytes += all_reserved.saturating_sub(reserved);
+        usage.stored_bytes_of_principal += reserved_by_principal.saturating_sub(reserved);
+        self.bounds.load().admit(old_bytes, record, usage)?;
+        let growth = record.stored_bytes().saturating_sub(old_bytes);
+        match StoreBounds::is_always_admitted(old_bytes, record)
+            || batch.try_take(growth.saturating_sub(reserved))
+        {
             true => Ok(()),
             false => Err(StoreError::Full(MAX_BYTES)),
         }
@@ -233,11 +251,11 @@ impl StoreWriter {
     ) -> rusqlite::Result<Result<ChangeOutcome, StoreError>> {
         let mut statement = self.statement(REMOVE)?;
         let removed = statement.query_row([id.entropy()], |row| {
-            Ok((read_counted(row, 0)?, size(row.get(1)?), row.get(3)?, row.get(4)?))
+            Ok((read_counted(row, 0)?, size_from_column(row.get(1)?), row.get(3)?, row.get(4)?))
         });
-        if let Some((was, bytes, file, number)) = removed.optional()? {
+        if let Some((before, bytes, file, number)) = removed.optional()? {
             self.drop_file(file, bytes, batch);
-            self.record_count(batch, CountChange { number, was, is: None });
+            self.apply_count_change(batch, CountChange { number, before, after: None });
             batch.records.insert(id.clone(), None);
         }
         Ok(Ok(ChangeOutcome::Stored))
@@ -246,9 +264,9 @@ impl StoreWriter {
     fn orphans(&self, limit: usize, batch: &mut CommitBatch) -> rusqlite::Result<Vec<OrphanTask>> {
         let mut orphans = Vec::new();
         let mut statement = self.statement(ORPHANS)?;
-        let mut rows = statement.query(params![self.node, saturated(limit)])?;
+        let mut rows = statement.query(params![self.node, size_to_column(limit)])?;
         while let Some(row) = rows.next()? {
-            let (number, version) = (row.get(0)?, version(row.get(1)?));
+            let (number, version) = (row.get(0)?, version_from_column(row.get(1)?));
             let columns = RowColumns {
                 id: row.get(2)?,
                 owner: row.get_ref(3)?.as_blob()?,
@@ -259,8 +277,8 @@ impl StoreWriter {
             match columns.record(body.unwrap_or_default().into()) {
                 Ok(record) => {
                     let record = Arc::new(record);
-                    let kept = CachedRecord { version, record: Arc::clone(&record), number };
-                    batch.records.insert(record.id.clone(), Some(kept));
+                    let cached = CachedRecord { version, record: Arc::clone(&record), number };
+                    batch.records.insert(record.id.clone(), Some(cached));
                     let anchor = row.get::<_, Option<Vec<u8>>>(7)?.map(Bytes::from);
                     orphans.push((number, Some(OrphanTask { version, record, anchor })));
                 }
@@ -277,14 +295,14 @@ impl StoreWriter {
         Ok(orphans.into_iter().filter_map(|(_, orphan)| orphan).collect())
     }
 
-    /// The record as this commit would leave it.
+    /// The record as the changes of this commit so far leave it; `None` if there is none.
     fn current_row(&self, id: &TaskId, batch: &CommitBatch) -> rusqlite::Result<Option<CurrentRow>> {
         if let Some(None) = batch.records.get(id) {
             return Ok(None);
         }
-        // A finished task may have a file.
-        if let Some(CachedRecord { version, record, number }) = self.live(id, batch) {
-            let (bytes, counted) = (record.stored_bytes(), Some(CountedTask::of(&record)));
+        // Only an unfinished record is taken from memory: the row of a finished one may name a file.
+        if let Some(CachedRecord { version, record, number }) = self.current_live(id, batch) {
+            let (bytes, counted) = (record.stored_bytes(), Some(CountedTask::from_record(&record)));
             return Ok(Some(CurrentRow {
                 number,
                 version,
@@ -297,8 +315,8 @@ impl StoreWriter {
         let found = self.statement(BEFORE)?.query_row([id.entropy()], |row| {
             Ok(CurrentRow {
                 number: row.get(0)?,
-                version: version(row.get(1)?),
-                bytes: size(row.get(3)?),
+                version: version_from_column(row.get(1)?),
+                bytes: size_from_column(row.get(3)?),
                 counted: read_counted(row, 2)?,
                 file: row.get(5)?,
                 record: None,
@@ -307,26 +325,28 @@ impl StoreWriter {
         found.optional()
     }
 
-    /// The record as this commit would leave it, if it is in memory and unfinished.
-    fn live(&self, id: &TaskId, batch: &CommitBatch) -> Option<CachedRecord> {
-        let kept = match batch.records.get(id) {
+    /// The record as the changes of this commit so far leave it, if it is in memory and unfinished.
+    fn current_live(&self, id: &TaskId, batch: &CommitBatch) -> Option<CachedRecord> {
+        let cached = match batch.records.get(id) {
             Some(changed) => changed.clone(),
-            None => self.shared.cache.live(id),
+            None => self.shared.cache.get_live(id),
         };
-        kept.filter(|kept| !kept.record.state.is_ended())
+        cached.filter(|cached| !cached.record.state.is_ended())
     }
 
+    /// Marks the file of a replaced or removed row for removal after the commit.
     fn drop_file(&self, file: Option<String>, bytes: usize, batch: &mut CommitBatch) {
-        if let Some(file) = file.filter(|file| results::path(file).is_some()) {
-            batch.file_bytes.1 += wide(bytes);
-            batch.dropped.push(file);
+        if let Some(file) = file.filter(|file| results::result_path(file).is_some()) {
+            batch.file_bytes.1 += to_u64(bytes);
+            batch.unreferenced_files.push(file);
         }
     }
 
-    fn record_count(&self, batch: &mut CommitBatch, change: CountChange) {
-        if change.was != change.is {
+    /// Applies a change to the counts in memory, and records it in the batch.
+    fn apply_count_change(&self, batch: &mut CommitBatch, change: CountChange) {
+        if change.before != change.after {
             let counts = &mut self.shared.counts.lock();
-            batch.is_miscounted |= !apply_count(counts, change.was.as_ref(), change.is.as_ref());
+            batch.is_miscounted |= !apply_count(counts, change.before.as_ref(), change.after.as_ref());
             batch.counted.push(change);
         }
     }
@@ -334,13 +354,13 @@ impl StoreWriter {
     /// Writes the changes of this commit to the counts of finished tasks.
     pub(super) fn write_counts(&self, batch: &CommitBatch) -> rusqlite::Result<()> {
         let mut changed = HashMap::<_, (i64, i64)>::new();
-        for CountChange { was, is, .. } in &batch.counted {
-            for (sign, counted) in [(-1, was), (1, is)] {
-                if let Some(CountedTask { principal, route, status, bytes }) = counted
+        for CountChange { before, after, .. } in &batch.counted {
+            for (sign, task) in [(-1, before), (1, after)] {
+                if let Some(CountedTask { principal, route, status, bytes }) = task
                     && row::is_ended(status)
                 {
                     let (tasks, sum) = changed.entry((principal, route, *status)).or_default();
-                    (*tasks, *sum) = (*tasks + sign, sum.saturating_add(sign * saturated(*bytes)));
+                    (*tasks, *sum) = (*tasks + sign, sum.saturating_add(sign * size_to_column(*bytes)));
                 }
             }
         }
@@ -359,85 +379,100 @@ impl StoreWriter {
 // === impl CommitBatch ===
 
 impl CommitBatch {
-    /// Takes bytes of the folder's free ones; returns whether there were as many.
+    /// Takes bytes from the free bytes of the folder; returns whether there were enough.
     fn try_take(&mut self, bytes: usize) -> bool {
-        let Some(room) = &mut self.free_bytes else { return true };
-        let left = room.checked_sub(wide(bytes));
-        *room = left.unwrap_or(*room);
-        left.is_some()
+        let Some(free) = &mut self.free_bytes else { return true };
+        let remaining = free.checked_sub(to_u64(bytes));
+        *free = remaining.unwrap_or(*free);
+        remaining.is_some()
     }
 }
 
-/// Returns whether there was as much as is subtracted.
+/// Replaces a task in the counts; returns whether the old one had been counted.
 pub(super) fn apply_count(
     counts: &mut StoreCounts,
-    was: Option<&CountedTask>,
-    is: Option<&CountedTask>,
+    before: Option<&CountedTask>,
+    after: Option<&CountedTask>,
 ) -> bool {
-    if let Some(is) = is {
-        counts.add(is);
+    if let Some(after) = after {
+        counts.add(after);
     }
-    was.is_none_or(|was| counts.subtract(was))
+    before.is_none_or(|before| counts.subtract(before))
 }
 
-/// The counted fields of a row whose columns from `first` on are the owner, the bytes and the state.
+/// Reads the fields that the counts depend on from a row whose columns from `first` on are the owner, the
+/// bytes and the state. `None` if the owner is unreadable.
 fn read_counted(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Option<CountedTask>> {
     let Some((principal, route)) = row::counted_for(row.get_ref(first)?.as_blob()?) else { return Ok(None) };
-    let (status, bytes) = (row::status(row.get_ref(first + 2)?.as_str()?), size(row.get(first + 1)?));
+    let (status, bytes) =
+        (row::status_from_column(row.get_ref(first + 2)?.as_str()?), size_from_column(row.get(first + 1)?));
     Ok(Some(CountedTask { principal, route: route.into(), status, bytes }))
 }
 
-/// The counts of the tables, and bytes of result files.
+/// Reads the counts from the tables, and the bytes of all result files.
 pub(super) fn read_counts(connection: &Connection) -> rusqlite::Result<(StoreCounts, u64)> {
     let mut counts = StoreCounts::default();
     let mut statement = connection.prepare(ENDED)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        // Rows that this program has not written are left out, and repaired later.
-        let Some(principal) = row::principal(row.get_ref(0)?.as_blob()?) else { continue };
-        let (route, status) = (row.get::<_, String>(1)?.into(), row::status(row.get_ref(2)?.as_str()?));
-        let of = CountedTask { principal, route, status, bytes: 0 };
-        counts.add_share(&of, UsageShare { tasks: size(row.get(3)?), stored_bytes: size(row.get(4)?) });
+        // Skip a row that this program has not written; the recount repairs it later.
+        let Some(principal) = row::principal_of_owner(row.get_ref(0)?.as_blob()?) else { continue };
+        let (route, status) =
+            (row.get::<_, String>(1)?.into(), row::status_from_column(row.get_ref(2)?.as_str()?));
+        let group = CountedTask { principal, route, status, bytes: 0 };
+        counts.add_share(
+            &group,
+            UsageShare { tasks: size_from_column(row.get(3)?), stored_bytes: size_from_column(row.get(4)?) },
+        );
     }
     let mut statement = connection.prepare(LIVE)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        if let Some(of) = read_counted(row, 0)? {
-            counts.add_share(&of, UsageShare { tasks: size(row.get(3)?), stored_bytes: size(row.get(1)?) });
+        if let Some(group) = read_counted(row, 0)? {
+            counts.add_share(
+                &group,
+                UsageShare {
+                    tasks: size_from_column(row.get(3)?),
+                    stored_bytes: size_from_column(row.get(1)?),
+                },
+            );
         }
     }
     let files = "SELECT ifnull(sum(bytes), 0) FROM tasks WHERE file IS NOT NULL";
     let files = connection.query_row(files, [], |row| row.get(0))?;
-    Ok((counts, wide(size(files))))
+    Ok((counts, to_u64(size_from_column(files))))
 }
 
-/// The body if it is in the row.
-fn in_row<'a>(body: &'a Bytes, file: Option<&ResultFile>) -> Option<&'a [u8]> {
+/// The body for the column `body`: `None` if it is in a file, or empty.
+fn body_in_row<'a>(body: &'a Bytes, file: Option<&ResultFile>) -> Option<&'a [u8]> {
     (file.is_none() && !body.is_empty()).then_some(body)
 }
 
-fn number(version: RecordVersion) -> i64 {
+/// Converts a version to the value of a column.
+fn version_to_column(version: RecordVersion) -> i64 {
     version.0.cast_signed()
 }
 
-pub(super) fn version(number: i64) -> RecordVersion {
+/// Converts the value of a column to a version.
+pub(super) fn version_from_column(number: i64) -> RecordVersion {
     RecordVersion(number.cast_unsigned())
 }
 
-fn saturated(size: usize) -> i64 {
+/// Converts a size to the value of a column, saturating.
+fn size_to_column(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }
 
-/// A column's value as a size.
-pub(super) fn size(number: i64) -> usize {
+/// Converts the value of a column to a size.
+pub(super) fn size_from_column(number: i64) -> usize {
     usize::try_from(number).unwrap_or_default()
 }
 
-fn wide(size: usize) -> u64 {
+fn to_u64(size: usize) -> u64 {
     size as u64
 }
 
-/// The limit on the folder, as the configuration names it.
+/// The name of the limit on the folder in the configuration.
 const MAX_BYTES: &str = "store.max_bytes";
 
 const INSERT: &str = "INSERT INTO tasks \
@@ -456,7 +491,7 @@ const ANCHOR_LIVE: &str = "UPDATE tasks SET anchor = ?2 WHERE number = ?1";
 const ORPHANS: &str = "SELECT number, version, id, owner, created, head, body, anchor FROM tasks \
     WHERE number IN (SELECT number FROM tasks WHERE open AND node < ?1 \
     UNION ALL SELECT number FROM tasks WHERE open AND node > ?1 LIMIT ?2)";
-/// By the index of open tasks: that of owners has all tasks.
+/// Uses the index of open tasks, because the index of owners has all tasks.
 const LIVE: &str = "SELECT owner, sum(bytes), state, count(*) FROM tasks INDEXED BY open \
     WHERE open AND state IN ('working', 'input_required') AND length(owner) >= 16 GROUP BY owner, state";
 const ENDED: &str = "SELECT principal, route, state, tasks, bytes FROM usage";
@@ -467,8 +502,8 @@ const UNCOUNT: &str = "DELETE FROM usage WHERE principal = ?1 AND route = ?2 AND
 // === impl RecordRow ===
 
 impl RecordRow {
-    /// Bytes that are written, about.
-    pub(super) fn bytes(&self) -> usize {
+    /// The approximate number of bytes to write.
+    pub(super) fn written_bytes(&self) -> usize {
         self.head.len() + self.body.len()
     }
 }

@@ -1,4 +1,4 @@
-//! Why a folder cannot be used, and why a store fails.
+//! Errors of a store: why its folder cannot be used, and why an operation fails.
 
 use super::{results::is_no_space, row::RowError};
 use crate::{runtime::Mutex, store::StoreError, task::TaskId};
@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Why a folder cannot be used.
+/// Why the folder of a store cannot be used, checked or copied.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the task store {} cannot be used: {source}", path.display())]
@@ -56,40 +56,43 @@ pub enum Error {
     Unsafe { path: PathBuf, owner: u32, mode: u32, why: UnsafeReason },
 }
 
-/// Why a folder, or a file in it, is unsafe: another user could redirect writes, truncation or removal of
-/// files.
+/// Why a folder, or a file in it, is unsafe: another user could redirect the writing, truncation or removal
+/// of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnsafeReason {
-    /// It belongs neither to the user of this process nor to root.
+    /// The owner is neither the user of this process nor root.
     Owner { user: u32 },
-    /// Every user can write to it.
+    /// Every user can write to the folder or file.
     Writable,
-    /// It is a symbolic link in place of a file or a folder of the store.
+    /// A symbolic link is in place of a file or a folder of the store.
     Symlink,
-    /// It has other hard links.
+    /// The file has other hard links.
     HardLink,
-    /// It is neither a file nor a link.
+    /// The path is that of neither a file nor a link.
     NotAFile,
 }
 
-/// Tasks with unreadable rows that were logged: each once, because clients list their tasks again and again.
+/// Tasks with unreadable rows that have been logged. Each is logged once, because clients list their tasks
+/// repeatedly.
 #[derive(Debug, Default)]
 pub(super) struct UnreadableRows(Mutex<HashSet<TaskId>>);
 
-/// Tasks that are logged at most; `deferral store check` reports all.
+/// Maximum number of tasks that are logged; `deferral store check` reports all.
 const MAX_REPORTED: usize = 1024;
 
-/// A process id in parentheses, where it is known.
+/// Displays a process id in parentheses, or nothing if it is unknown.
 struct PidSuffix(Option<u32>);
 
 // === impl Error ===
 
 impl Error {
+    /// Converts an I/O error of the folder at `path`; for `map_err`.
     pub(super) fn folder(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         |source| Self::Folder { path, source }
     }
 
+    /// Converts an error of the database in the folder at `path`; for `map_err`.
     pub(super) fn database(path: &Path) -> impl FnOnce(rusqlite::Error) -> Self {
         let path = path.to_owned();
         |source| match is_damage(&source) {
@@ -135,7 +138,7 @@ impl UnsafeReason {
 // === impl UnreadableRows ===
 
 impl UnreadableRows {
-    /// Logs that the row of this task is skipped.
+    /// Logs, once for each task, that its unreadable row is skipped.
     pub(super) fn report(&self, task: &TaskId, error: &RowError) {
         let mut reported = self.0.lock();
         if reported.len() < MAX_REPORTED && reported.insert(task.clone()) {
@@ -152,7 +155,7 @@ impl fmt::Display for PidSuffix {
     }
 }
 
-/// The error for a failure of the store in `folder`.
+/// Converts a failure of the database in `folder` to a store error.
 pub(super) fn store_error(folder: &Path, error: &rusqlite::Error) -> StoreError {
     if is_full(error) {
         return StoreError::Full(StoreError::DISK_SPACE);
@@ -164,7 +167,7 @@ pub(super) fn store_error(folder: &Path, error: &rusqlite::Error) -> StoreError 
     })
 }
 
-/// The error for a failure of a file.
+/// Converts a failure of a result file to a store error.
 pub(super) fn file_error(path: &Path, error: &io::Error) -> StoreError {
     match is_no_space(error) {
         true => StoreError::Full(StoreError::DISK_SPACE),
@@ -177,6 +180,7 @@ pub(super) fn is_full(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DiskFull)
 }
 
+/// Whether the database is damaged.
 fn is_damage(error: &rusqlite::Error) -> bool {
     use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, Utf8Error};
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
@@ -187,9 +191,9 @@ fn is_damage(error: &rusqlite::Error) -> bool {
         )
 }
 
-/// The reason in an operator's words; otherwise the text of SQLite.
+/// Describes an error for operators; for an unexpected one, returns the text of SQLite.
 fn reason(error: &rusqlite::Error) -> String {
-    let words = match error.sqlite_error_code() {
+    let description = match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => "the disk is full",
         Some(ErrorCode::ReadOnly) => "it is read-only",
         Some(ErrorCode::SystemIoFailure) => "the disk fails to read or write",
@@ -199,8 +203,8 @@ fn reason(error: &rusqlite::Error) -> String {
         _ => return error.to_string(),
     };
     match error.sqlite_error() {
-        Some(ffi::Error { extended_code, .. }) => format!("{words} (SQLite says {extended_code})"),
-        None => words.to_owned(),
+        Some(ffi::Error { extended_code, .. }) => format!("{description} (SQLite says {extended_code})"),
+        None => description.to_owned(),
     }
 }
 

@@ -26,24 +26,24 @@ use std::{
     time::Duration,
 };
 
-/// Path of the database in a folder.
-pub(super) fn database(folder: &Path) -> PathBuf {
+/// The path of the database in a folder.
+pub(super) fn database_path(folder: &Path) -> PathBuf {
     folder.join(DATABASE)
 }
 
-/// Name of the database.
+/// The file name of the database.
 pub(super) const DATABASE: &str = "tasks.db";
-/// Name of the lock file. It contains the id of the process that uses the folder.
+/// The name of the lock file, which contains the id of the process that uses the folder.
 const LOCK: &str = "lock";
 
-/// How long to wait for a lock of another program, such as a backup.
-const BUSY: Duration = Duration::from_secs(5);
-/// Pages in the write-ahead log at which a commit checkpoints it into the database: three flushes, so once
-/// for some 350 tasks. A start after a crash reads them.
+/// The time to wait for a lock of the database that another program holds, such as a backup.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Number of pages in the write-ahead log at which a commit moves them to the database (a checkpoint). That
+/// takes three flushes, so it happens once for some 350 tasks. A start after a crash reads these pages.
 const LOG_PAGES: u64 = 4096;
-/// Bytes of a page.
+/// Bytes of a database page.
 const PAGE: u64 = 4096;
-/// Page cache of one connection.
+/// KiB of the page cache of one connection.
 const CACHE_KIB: i64 = 2048;
 
 /// The folder of a store, held open: files are opened below this descriptor, and no symbolic link is
@@ -62,10 +62,10 @@ struct OpenFolder {
     folder: OwnedFd,
 }
 
-/// Exclusive lock of the folder, released when dropped. Child processes do not inherit it.
+/// An exclusive lock of the folder, released when dropped. Child processes do not inherit the lock.
 #[derive(Debug)]
 pub(super) struct FolderLock {
-    /// Has its own open file description, so that closing it releases the lock.
+    /// The descriptor has its own open file description, so that closing it releases the lock.
     _folder: OwnedFd,
     _file: File,
 }
@@ -73,11 +73,11 @@ pub(super) struct FolderLock {
 // === impl StoreFolder ===
 
 impl StoreFolder {
-    /// Opens the folder, and creates it with mode 0700 if there is none.
+    /// Opens the folder, and creates it with mode 0700 if it does not exist.
     ///
     /// # Errors
     /// [`Error::NoFolder`], [`Error::Unsafe`], [`Error::Folder`].
-    pub(super) fn make(path: &Path) -> Result<Self, Error> {
+    pub(super) fn open_or_create(path: &Path) -> Result<Self, Error> {
         if fs::metadata(path).is_err() {
             DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(Error::folder(path))?;
         }
@@ -87,7 +87,7 @@ impl StoreFolder {
     /// Opens the folder.
     ///
     /// # Errors
-    /// As [`StoreFolder::make`].
+    /// As [`StoreFolder::open_or_create`].
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         let folder = match fs::metadata(path) {
             Ok(found) if !found.is_dir() => return Err(Error::NoFolder { path: path.to_owned() }),
@@ -111,13 +111,14 @@ impl StoreFolder {
         Ok(Self(Arc::new(OpenFolder { path: path.to_owned(), folder })))
     }
 
-    /// The configured path, for messages. Another folder may have this path by now.
+    /// The configured path, for messages. The path may lead to another folder by now.
     pub(super) fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// Locks the folder for this process alone: the folder itself, because its lock file can be removed while it is
-    /// locked, and the lock file, which names the process and which earlier versions lock.
+    /// Locks the folder for this process alone. Two things are locked: the folder itself, because its lock
+    /// file can be removed while it is locked; and the lock file, which names the process and which earlier
+    /// versions lock.
     ///
     /// # Errors
     /// [`Error::InUse`], [`Error::Unsafe`], [`Error::Folder`].
@@ -125,29 +126,31 @@ impl StoreFolder {
         let failed = |source| Error::Folder { path: self.path().to_owned(), source };
         let in_use = |pid| Error::InUse { path: self.path().to_owned(), pid };
         let folder = self.reopen().map_err(failed)?;
-        // Other errors are ignored: network file systems may lock only files that are open for writing, which a folder
-        // never is. The lock file is locked in any case.
+        // Ignore other errors: network file systems may lock only files that are open for writing, which a
+        // folder never is. The lock file is locked in any case.
         if flock(&folder, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
-            return Err(in_use(self.open_file(Path::new(LOCK)).ok().as_mut().and_then(pid)));
+            return Err(in_use(self.open_file(Path::new(LOCK)).ok().as_mut().and_then(read_pid)));
         }
         let mut file = self.open_private(LOCK)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(in_use(pid(&mut file))),
+            Err(Errno::WOULDBLOCK) => return Err(in_use(read_pid(&mut file))),
             Err(error) => return Err(failed(error.into())),
         }
         file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
         Ok(FolderLock { _folder: folder, _file: file })
     }
 
-    /// The process that has locked the folder, if any; the inner `None` if its id is unknown.
+    /// The id of the process that has locked the folder; `None` if the folder is not locked, `Some(None)` if
+    /// the id is unknown.
     pub(super) fn lock_holder(&self) -> Option<Option<u32>> {
-        let is_locked =
-            |it: BorrowedFd<'_>| flock(it, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK);
+        let is_locked = |descriptor: BorrowedFd<'_>| {
+            flock(descriptor, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+        };
         let mut file = self.open_file(Path::new(LOCK)).ok();
         let is_used = self.reopen().is_ok_and(|folder| is_locked(folder.as_fd()))
             || file.as_ref().is_some_and(|file| is_locked(file.as_fd()));
-        is_used.then(|| file.as_mut().and_then(pid))
+        is_used.then(|| file.as_mut().and_then(read_pid))
     }
 
     /// Opens the folder again: the new descriptor shares no lock with others.
@@ -155,8 +158,8 @@ impl StoreFolder {
         open_folder(self.0.folder.as_fd(), OsStr::new(".")).map_err(Into::into)
     }
 
-    /// Opens a file that only its owner may read, and creates it if there is none. It is a regular file
-    /// without other links, of a trusted owner.
+    /// Opens a file for reading and writing, and creates it with mode 0600 if it does not exist. The file
+    /// must be a regular file without other links, of a trusted owner.
     ///
     /// # Errors
     /// [`Error::Unsafe`], [`Error::Folder`].
@@ -179,10 +182,10 @@ impl StoreFolder {
         }
     }
 
-    /// Whether the database exists. A link does not count.
+    /// Whether the database exists as a regular file.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] if its name is that of something else.
+    /// [`Error::Unsafe`] if a symbolic link has its name.
     pub(super) fn has_database(&self) -> Result<bool, Error> {
         match statat(&self.0.folder, DATABASE, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Symlink => {
@@ -193,26 +196,26 @@ impl StoreFolder {
         }
     }
 
-    /// The path by which SQLite opens a file: without links, and in this very folder. SQLite does not follow
+    /// The path by which SQLite opens a file of this folder, without symbolic links. SQLite does not follow
     /// links for its files beside the database, either.
     ///
     /// # Errors
-    /// If another folder has the path by now.
+    /// If the path leads to another folder by now.
     pub(super) fn path_for_sqlite(&self, name: &str) -> io::Result<PathBuf> {
         let real = fs::canonicalize(self.path())?;
-        let (found, ours) = (fs::metadata(&real)?, fstat(&self.0.folder)?);
+        let (found, opened) = (fs::metadata(&real)?, fstat(&self.0.folder)?);
         #[expect(clippy::unnecessary_cast, reason = "other systems have narrower types")]
-        let is_ours = (found.dev(), found.ino()) == (ours.st_dev as u64, ours.st_ino as u64);
-        match is_ours {
+        let is_same = (found.dev(), found.ino()) == (opened.st_dev as u64, opened.st_ino as u64);
+        match is_same {
             true => Ok(real.join(name)),
             false => Err(io::Error::other("it was moved, or replaced by another")),
         }
     }
 
-    /// Opens a file to read.
+    /// Opens a file for reading.
     ///
     /// # Errors
-    /// The system's error; a link is one.
+    /// The system's error; an error, too, if a part of the path is a link.
     pub(super) fn open_file(&self, path: &Path) -> io::Result<File> {
         let (folder, name) = self.parent(path)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -223,30 +226,30 @@ impl StoreFolder {
         }
     }
 
-    /// Creates a file, with its folders. The file and its folders survive a loss of power once it is written
-    /// and flushed and [`StoreFolder::flush`] has been called for its folder.
+    /// Creates a file, and its folders. They survive a loss of power once the file is written and flushed and
+    /// [`StoreFolder::flush`] has been called for its folder.
     ///
     /// # Errors
-    /// The system's error; an existing file is one.
+    /// The system's error; an error, too, if the file exists.
     pub(super) fn create(&self, path: &Path) -> io::Result<File> {
         let name = name_of(path)?;
-        let mut at: Option<OwnedFd> = None;
+        let mut parent: Option<OwnedFd> = None;
         for part in folders_of(path) {
-            let above = at.as_ref().map_or_else(|| self.0.folder.as_fd(), AsFd::as_fd);
-            let next = match open_folder(above, part) {
+            let parent_fd = parent.as_ref().map_or_else(|| self.0.folder.as_fd(), AsFd::as_fd);
+            let next = match open_folder(parent_fd, part) {
                 Err(Errno::NOENT) => {
-                    match mkdirat(above, part, Mode::RWXU) {
+                    match mkdirat(parent_fd, part, Mode::RWXU) {
                         Ok(()) | Err(Errno::EXIST) => {}
                         Err(error) => return Err(error.into()),
                     }
-                    fsync(above)?;
-                    open_folder(above, part)
+                    fsync(parent_fd)?;
+                    open_folder(parent_fd, part)
                 }
                 opened => opened,
             };
-            at = Some(next.map_err(link_error)?);
+            parent = Some(next.map_err(link_error)?);
         }
-        let folder = at.as_ref().map_or_else(|| self.0.folder.as_fd(), AsFd::as_fd);
+        let folder = parent.as_ref().map_or_else(|| self.0.folder.as_fd(), AsFd::as_fd);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(File::from(openat(folder, name, flags, Mode::RUSR | Mode::WUSR)?))
     }
@@ -260,7 +263,7 @@ impl StoreFolder {
         Ok(unlinkat(folder.as_fd(), name, AtFlags::empty())?)
     }
 
-    /// Bytes of a file.
+    /// The length of a file in bytes.
     ///
     /// # Errors
     /// The system's error.
@@ -268,7 +271,7 @@ impl StoreFolder {
         Ok(self.open_file(path)?.metadata()?.len())
     }
 
-    /// Names in a folder; empty if there is no such folder.
+    /// The names in a folder; empty if there is no such folder.
     pub(super) fn names(&self, path: &Path) -> Vec<OsString> {
         let names = || -> io::Result<Vec<OsString>> {
             let folder = self.folder(path)?;
@@ -280,7 +283,7 @@ impl StoreFolder {
         names().unwrap_or_default()
     }
 
-    /// Flushes a folder: its names survive a loss of power.
+    /// Flushes a folder, so that the names in it survive a loss of power.
     ///
     /// # Errors
     /// The system's error.
@@ -288,12 +291,13 @@ impl StoreFolder {
         Ok(fsync(self.folder(path)?.as_fd())?)
     }
 
+    /// Opens a folder below this one, without following links.
     fn folder(&self, path: &Path) -> io::Result<OwnedFd> {
-        let mut at = self.0.folder.try_clone()?;
+        let mut current = self.0.folder.try_clone()?;
         for part in path {
-            at = open_folder(at.as_fd(), part).map_err(link_error)?;
+            current = open_folder(current.as_fd(), part).map_err(link_error)?;
         }
-        Ok(at)
+        Ok(current)
     }
 
     /// The folder of a file, and the file's name in it.
@@ -301,6 +305,7 @@ impl StoreFolder {
         Ok((self.folder(path.parent().unwrap_or_else(|| Path::new("")))?, name_of(path)?))
     }
 
+    /// The error for a symbolic link in place of a file of the store.
     fn refused_link(&self, name: &str) -> Error {
         let found = statat(&self.0.folder, name, AtFlags::SYMLINK_NOFOLLOW);
         let (owner, mode) = found.map_or((0, 0), |found| (found.st_uid, permissions(found.st_mode)));
@@ -313,8 +318,8 @@ fn permissions(mode: impl Into<u32>) -> u32 {
     mode.into() & 0o7777
 }
 
-/// Opens a folder by its path. A link in its place must be of a trusted owner, because a user who can write
-/// to the parent folder could redirect it.
+/// Opens a folder by its path. If the path is that of a link, the link must be of a trusted owner, because a
+/// user who can write to the parent folder could redirect it.
 fn open_named(path: &Path) -> Result<OwnedFd, Error> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let failed = |error: Errno| Error::folder(path)(error.into());
@@ -336,25 +341,29 @@ fn open_named(path: &Path) -> Result<OwnedFd, Error> {
     open(path, flags, Mode::empty()).map_err(failed)
 }
 
-fn open_folder(above: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
+/// Opens a folder directly below another, without following a link.
+fn open_folder(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(above, name, flags, Mode::empty())
+    openat(parent, name, flags, Mode::empty())
 }
 
+/// The last part of a path.
 fn name_of(path: &Path) -> io::Result<&OsStr> {
     path.file_name().ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
+/// The parts of a path but the last.
 fn folders_of(path: &Path) -> impl Iterator<Item = &OsStr> {
     path.parent().into_iter().flatten()
 }
 
-/// The user of this process, and root, could change its files anyway.
+/// Whether files of this owner can be trusted. The user of this process and root can change the files of the
+/// store in any case.
 pub(super) fn is_trusted(owner: u32) -> bool {
     owner == geteuid().as_raw() || owner == 0
 }
 
-/// Describes the system's error for a link that is not followed.
+/// Converts the system's error to one that says that links are not followed, if that is its cause.
 fn link_error(error: Errno) -> io::Error {
     match error {
         Errno::LOOP => io::Error::new(
@@ -369,26 +378,27 @@ fn link_error(error: Errno) -> io::Error {
     }
 }
 
-fn pid(lock: &mut File) -> Option<u32> {
+/// Reads the process id in the lock file.
+fn read_pid(lock: &mut File) -> Option<u32> {
     let mut text = String::new();
     lock.take(32).read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
 }
 
-/// Bytes of the write-ahead log beside the database, at most, in a folder with this bound.
+/// Maximum bytes of the write-ahead log beside the database, in a folder that is bounded to `max_bytes`.
 pub(super) fn log_bytes(max_bytes: Option<u64>) -> u64 {
-    let most = LOG_PAGES * PAGE;
-    max_bytes.map_or(most, |max| most.min(max / 4))
+    let default_bytes = LOG_PAGES * PAGE;
+    max_bytes.map_or(default_bytes, |max| default_bytes.min(max / 4))
 }
 
-/// Opens the database for the writer, with the tables of this version.
+/// Opens the database for the writer, and creates or migrates the tables.
 ///
 /// # Errors
 /// As [`schema::upgrade`]; [`Error::Unsafe`].
 pub(super) fn open_to_write(folder: &StoreFolder, max_bytes: Option<u64>) -> Result<Connection, Error> {
     let is_new = !folder.has_database()?;
-    // Create the file before SQLite does, which would let others read it; SQLite's other files get the same
-    // mode.
+    // Create the file before SQLite does, which would let other users read it. The other files of SQLite get
+    // the same mode.
     drop(folder.open_private(DATABASE)?);
     let path = folder.path();
     let failed = || Error::database(path);
@@ -409,12 +419,12 @@ pub(super) fn open_to_write(folder: &StoreFolder, max_bytes: Option<u64>) -> Res
     Ok(connection)
 }
 
-/// Opens the database to read.
+/// Opens the database for reading.
 pub(super) fn open_to_read(folder: &StoreFolder) -> rusqlite::Result<Connection> {
     connect(folder, OpenFlags::SQLITE_OPEN_READ_ONLY)
 }
 
-/// Opens the database to write, without migrations.
+/// Opens the database for writing, without migrations.
 pub(super) fn connect_to_write(folder: &StoreFolder) -> rusqlite::Result<Connection> {
     connect(folder, OpenFlags::SQLITE_OPEN_READ_WRITE)
 }
@@ -427,32 +437,33 @@ fn connect(folder: &StoreFolder, flags: OpenFlags) -> rusqlite::Result<Connectio
     let path = folder.path_for_sqlite(DATABASE).map_err(refused)?;
     let flags = flags | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(BUSY)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
     Ok(connection)
 }
 
-/// Whether the database is another than `id`, because the folder was moved or replaced.
+/// Whether the database is not the file with this device and inode (`id`), because the folder was moved or
+/// replaced.
 pub(super) fn has_moved(folder: &Path, id: (u64, u64)) -> bool {
     identity(folder).ok() != Some(id)
 }
 
-/// Device and inode of the database.
+/// The device and the inode of the database.
 pub(super) fn identity(folder: &Path) -> io::Result<(u64, u64)> {
-    let found = fs::metadata(database(folder))?;
+    let found = fs::metadata(database_path(folder))?;
     Ok((found.dev(), found.ino()))
 }
 
-/// The parent of a folder.
+/// The parent of a folder; `.` for a relative path of one part.
 pub(super) fn parent_folder(path: &Path) -> PathBuf {
     match path.parent() {
-        Some(above) if above.as_os_str().is_empty() => ".".into(),
-        Some(above) => above.to_owned(),
+        Some(parent) if parent.as_os_str().is_empty() => ".".into(),
+        Some(parent) => parent.to_owned(),
         None => path.to_owned(),
     }
 }
 
-/// Flushes a folder: its names survive a loss of power.
+/// Flushes a folder, so that the names in it survive a loss of power.
 pub(super) fn flush_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }

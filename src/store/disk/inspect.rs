@@ -1,5 +1,5 @@
-//! Inspection of a store, while a process uses it or not: a check of its integrity, and a backup. Neither
-//! changes the store.
+//! Inspection of a store: a check of its integrity, and a backup. Both work while a process uses the store,
+//! and neither changes it.
 
 use super::{
     Error,
@@ -19,93 +19,96 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Content of a store, and its faults.
+/// What a check of a store has found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct CheckReport {
-    /// The process that uses the store, if any; the inner `None` if its id is unknown.
+    /// The id of the process that uses the store; `None` if no process does, `Some(None)` if the id is
+    /// unknown.
     pub process: Option<Option<u32>>,
+    /// The version of the tables.
     pub schema: i64,
     pub tasks: usize,
-    /// Unfinished tasks.
+    /// Number of unfinished tasks.
     pub live: usize,
-    /// Results that are files.
+    /// Number of results that are files.
     pub files: usize,
     /// Bytes of all tasks that count towards the quotas.
     pub stored_bytes: u64,
-    /// Files that no task names: the next start removes them.
-    pub unnamed: usize,
-    /// Faults, one by one.
+    /// Number of result files that no task refers to; the next start of the proxy removes them.
+    pub unreferenced_files: usize,
+    /// Descriptions of the faults; empty if the store is intact.
     pub faults: Vec<String>,
 }
 
-/// A task that was read.
+/// A task whose row has been read.
 struct FoundTask {
     id: TaskId,
     bytes: i64,
     is_live: bool,
     file: Option<String>,
-    /// Bytes of its body.
+    /// Bytes of the result or of the input requests.
     length: usize,
 }
 
-/// Content of a backup.
+/// What a backup contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackupSummary {
     pub tasks: usize,
     pub files: usize,
 }
 
-/// Reads everything in a store.
+/// Reads everything in a store, and reports its contents and faults.
 ///
 /// # Errors
 /// [`Error`] if nothing can be read.
 pub fn check(path: &Path) -> Result<CheckReport, Error> {
     let (folder, connection, schema) = open(path)?;
     let failed = || Error::database(path);
-    // One transaction, for a consistent snapshot.
+    // Read in one transaction, for a consistent snapshot.
     connection.execute_batch("BEGIN").map_err(failed())?;
-    let mut contents = CheckReport { process: folder.lock_holder(), schema, ..CheckReport::default() };
-    contents.faults.extend(faults_of_database(&connection));
-    let mut named = HashSet::new();
-    let mut gone = Vec::new();
-    let read = each(&connection, |found| {
-        contents.tasks += 1;
+    let mut report = CheckReport { process: folder.lock_holder(), schema, ..CheckReport::default() };
+    report.faults.extend(check_database(&connection));
+    let mut named_files = HashSet::new();
+    let mut file_faults = Vec::new();
+    let read = for_each_task(&connection, |found| {
+        report.tasks += 1;
         match found {
-            Err((id, error)) => contents.faults.push(format!("task {}: {error}", id.as_str())),
+            Err((id, error)) => report.faults.push(format!("task {}: {error}", id.as_str())),
             Ok(FoundTask { id, bytes, is_live, file, length }) => {
-                contents.live += usize::from(is_live);
-                contents.stored_bytes += bytes.cast_unsigned();
+                report.live += usize::from(is_live);
+                report.stored_bytes += bytes.cast_unsigned();
                 if let Some(file) = file {
-                    contents.files += 1;
-                    gone.extend(fault_of_file(&folder, &file, length).map(|fault| (id, fault)));
-                    named.insert(file);
+                    report.files += 1;
+                    file_faults.extend(check_file(&folder, &file, length).map(|fault| (id, fault)));
+                    named_files.insert(file);
                 }
             }
         }
     });
     match read.and_then(|()| RowCount::is_usage_correct(&connection)) {
         Ok(true) => {}
-        Ok(false) => contents.faults.push(
+        Ok(false) => report.faults.push(
             "usage counts: the table `usage` differs from the tasks; the next start repairs it".to_owned(),
         ),
-        Err(error) => contents.faults.push(format!("the rest cannot be read: {error}")),
+        Err(error) => report.faults.push(format!("the rest cannot be read: {error}")),
     }
-    // The transaction has only read.
+    // The transaction has written nothing, so a failure is ignored.
     let _ = connection.execute_batch("COMMIT");
-    for (id, fault) in gone {
-        // The task may have been removed since.
+    for (id, fault) in file_faults {
+        // Report a faulty file only if its task still exists: it may have been removed since.
         if is_stored(&connection, &id).unwrap_or(true) {
-            contents.faults.push(format!("task {}: {fault}", id.as_str()));
+            report.faults.push(format!("task {}: {fault}", id.as_str()));
         }
     }
-    contents.unnamed = results::files(&folder).filter(|(name, _)| !named.contains(name)).count();
-    Ok(contents)
+    report.unreferenced_files =
+        results::files(&folder).filter(|(name, _)| !named_files.contains(name)).count();
+    Ok(report)
 }
 
-/// Copies a store to a new folder, which can be used as a store.
+/// Copies a store to a new folder `to`, which can be used as a store.
 ///
 /// # Errors
-/// [`Error`]; the new folder is removed then.
+/// [`Error`]; the new folder is then removed.
 pub fn backup(path: &Path, to: &Path) -> Result<BackupSummary, Error> {
     let (folder, connection, _) = open(path)?;
     if to.symlink_metadata().is_ok() {
@@ -121,14 +124,14 @@ fn copy(from: &StoreFolder, connection: &Connection, to: &StoreFolder) -> Result
     let failed_folder = || Error::folder(to.path());
     drop(to.open_private(DATABASE)?);
     let file = to.path_for_sqlite(DATABASE).map_err(failed_folder())?;
-    // SQLite takes only names that are text.
+    // SQLite accepts only names that are UTF-8.
     let name = file.to_str().ok_or_else(|| io::ErrorKind::InvalidFilename.into()).map_err(failed_folder())?;
     connection.execute("VACUUM INTO ?1", [name]).map_err(failed())?;
     let copy = folder::connect_to_write(to).map_err(failed())?;
-    let named = files_of(&copy).map_err(failed())?;
-    let mut forgotten = Vec::new();
+    let named_files = files_of(&copy).map_err(failed())?;
+    let mut removed_tasks = Vec::new();
     let mut files = 0;
-    for (id, name) in named {
+    for (id, name) in named_files {
         match copy_file(from, to, &name) {
             Ok(()) => files += 1,
             // Another process may have removed the task since.
@@ -136,13 +139,13 @@ fn copy(from: &StoreFolder, connection: &Connection, to: &StoreFolder) -> Result
                 if error.kind() == io::ErrorKind::NotFound
                     && !is_stored(connection, &id).map_err(Error::database(from.path()))? =>
             {
-                forgotten.push(id);
+                removed_tasks.push(id);
             }
             Err(error) => return Err(Error::folder(from.path())(error)),
         }
     }
-    if !forgotten.is_empty() {
-        remove_tasks(&copy, &forgotten).map_err(failed())?;
+    if !removed_tasks.is_empty() {
+        remove_tasks(&copy, &removed_tasks).map_err(failed())?;
     }
     let tasks: i64 = copy.query_row("SELECT count(*) FROM tasks", [], |row| row.get(0)).map_err(failed())?;
     drop(copy);
@@ -153,7 +156,7 @@ fn copy(from: &StoreFolder, connection: &Connection, to: &StoreFolder) -> Result
 }
 
 fn copy_file(from: &StoreFolder, to: &StoreFolder, name: &str) -> io::Result<()> {
-    let path = results::path(name).ok_or(io::ErrorKind::InvalidData)?;
+    let path = results::result_path(name).ok_or(io::ErrorKind::InvalidData)?;
     let mut from = from.open_file(&path)?;
     let mut copy = to.create(&path)?;
     io::copy(&mut from, &mut copy)?;
@@ -161,7 +164,7 @@ fn copy_file(from: &StoreFolder, to: &StoreFolder, name: &str) -> io::Result<()>
     to.flush(&folder::parent_folder(&path))
 }
 
-/// The tasks whose results are files.
+/// The tasks whose results are files, with the names of the files.
 fn files_of(connection: &Connection) -> rusqlite::Result<Vec<(TaskId, String)>> {
     let mut statement = connection.prepare("SELECT id, file FROM tasks WHERE file IS NOT NULL")?;
     let rows = statement.query_map([], |row| Ok((TaskId::from_entropy(row.get(0)?), row.get(1)?)))?;
@@ -184,27 +187,28 @@ fn remove_tasks(copy: &Connection, ids: &[TaskId]) -> rusqlite::Result<()> {
     )
 }
 
+/// Opens a store for reading; returns its folder, its database and the version of its tables.
 fn open(path: &Path) -> Result<(StoreFolder, Connection, i64), Error> {
-    let nothing = || Error::NoStore { path: path.to_owned() };
+    let no_store = || Error::NoStore { path: path.to_owned() };
     if fs::metadata(path).is_err() {
-        return Err(nothing());
+        return Err(no_store());
     }
     let folder = StoreFolder::open(path)?;
     if !folder.has_database()? {
-        return Err(nothing());
+        return Err(no_store());
     }
     let connection = folder::open_to_read(&folder).map_err(Error::database(path))?;
     match schema::version(path, &connection)? {
-        0 => Err(nothing()),
-        found if found > schema::KNOWN => {
-            Err(Error::Newer { path: path.to_owned(), found, known: schema::KNOWN })
+        0 => Err(no_store()),
+        found if found > schema::CURRENT_VERSION => {
+            Err(Error::Newer { path: path.to_owned(), found, known: schema::CURRENT_VERSION })
         }
         found => Ok((folder, connection, found)),
     }
 }
 
-/// SQLite's integrity check.
-fn faults_of_database(connection: &Connection) -> Vec<String> {
+/// Runs SQLite's integrity check; returns the faults.
+fn check_database(connection: &Connection) -> Vec<String> {
     let faults = (|| {
         let mut statement = connection.prepare("PRAGMA integrity_check")?;
         let faults = statement.query_map([], |row| row.get::<_, String>(0))?;
@@ -214,9 +218,10 @@ fn faults_of_database(connection: &Connection) -> Vec<String> {
     faults.into_iter().filter(|fault| fault != "ok").map(|fault| format!("the database: {fault}")).collect()
 }
 
-fn each(
+/// Reads all tasks, and passes each to `visit`, or why its row is unreadable.
+fn for_each_task(
     connection: &Connection,
-    mut look: impl FnMut(Result<FoundTask, (TaskId, RowError)>),
+    mut visit: impl FnMut(Result<FoundTask, (TaskId, RowError)>),
 ) -> rusqlite::Result<()> {
     let text = "SELECT id, owner, created, head, state, bytes, file, body FROM tasks";
     let mut statement = connection.prepare(text)?;
@@ -231,7 +236,7 @@ fn each(
         let id = TaskId::from_entropy(columns.id);
         let file: Option<String> = row.get(6)?;
         let body: Option<Vec<u8>> = row.get(7)?;
-        let read = match (&file, row::body_bytes(columns.head)) {
+        let read = match (&file, row::body_length(columns.head)) {
             (_, Err(error)) => Err(error),
             // The length of a file is checked separately.
             (Some(_), Ok(length)) => columns.without_body().map(|record| (record, length)),
@@ -240,7 +245,7 @@ fn each(
             }
         };
         let (state, bytes): (String, i64) = (row.get(4)?, row.get(5)?);
-        look(match read {
+        visit(match read {
             Ok((record, _)) if record.state.status() != state => Err((id, RowError::State)),
             Ok((record, length)) => {
                 Ok(FoundTask { id, bytes, is_live: !record.state.is_ended(), file, length })
@@ -251,16 +256,18 @@ fn each(
     Ok(())
 }
 
-fn fault_of_file(folder: &StoreFolder, name: &str, length: usize) -> Option<String> {
-    let path = results::path(name).unwrap_or_else(|| PathBuf::from(name));
-    let shown = folder.path().join(&path);
+/// Describes what is wrong with a result file, which must have `length` bytes; `None` if it is intact.
+fn check_file(folder: &StoreFolder, name: &str, length: usize) -> Option<String> {
+    let path = results::result_path(name).unwrap_or_else(|| PathBuf::from(name));
+    let full_path = folder.path().join(&path);
     match folder.length(&path) {
         Ok(found) if found == length as u64 => None,
-        Ok(found) => Some(format!("its result has {found} of {length} bytes ({})", shown.display())),
-        Err(error) => Some(format!("its result cannot be read: {error} ({})", shown.display())),
+        Ok(found) => Some(format!("its result has {found} of {length} bytes ({})", full_path.display())),
+        Err(error) => Some(format!("its result cannot be read: {error} ({})", full_path.display())),
     }
 }
 
+/// Whether the store has a task with this id.
 fn is_stored(connection: &Connection, id: &TaskId) -> rusqlite::Result<bool> {
     let found = connection.query_row("SELECT 1 FROM tasks WHERE id = ?1", [id.entropy()], |_| Ok(()));
     Ok(found.optional()?.is_some())

@@ -1,7 +1,7 @@
-//! The key of a store. Stored caller identities are derived with it, so that the folder alone does not reveal
-//! them.
+//! The key of a store. The principals of stored tasks are derived with the key, so that the folder alone does
+//! not reveal the callers' identities.
 //!
-//! It lies beside the folder and not in it, so that a copy of the folder does not contain both.
+//! The key file is beside the folder and not in it, so that a copy of the folder does not contain both.
 
 use super::{
     DiskStore, Error,
@@ -21,14 +21,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The key of the store in `folder`: from the given file, or from `FOLDER.key`. It is created where there is
-/// none and no task that depends on a lost one.
+/// Reads the key of the store in `folder` from the file `configured`, or without one from `FOLDER.key`.
+/// Creates the key if the file does not exist, unless the store has tasks, which need their lost key.
 ///
 /// # Errors
 /// [`Error`] says what is wrong with the file, and the fix.
-pub fn key(folder: &Path, given: Option<&Path>) -> Result<[u8; 32], Error> {
-    let path = key_file(folder, given)?;
-    match read_file(&path, given.is_none()) {
+pub fn load_or_create_key(folder: &Path, configured: Option<&Path>) -> Result<[u8; 32], Error> {
+    let path = key_path(folder, configured)?;
+    match read_file(&path, configured.is_none()) {
         Ok(text) => parse(&text).ok_or(Error::NoKey { path }),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::Key { path, source: error }),
         Err(_) if has_tasks(folder)? => Err(Error::KeyMissing { path: folder.to_owned(), key: path }),
@@ -40,32 +40,33 @@ pub fn key(folder: &Path, given: Option<&Path>) -> Result<[u8; 32], Error> {
     }
 }
 
-/// Path of the key of the store in `folder`: the given file, or `FOLDER.key`.
+/// The path of the key file of the store in `folder`: `configured`, or without one `FOLDER.key`.
 ///
 /// # Errors
-/// [`Error::NoKeyPath`].
-pub fn key_file(folder: &Path, given: Option<&Path>) -> Result<PathBuf, Error> {
-    given.map_or_else(|| default_path(folder), |given| Ok(given.to_owned()))
+/// [`Error::NoKeyPath`] if `folder` has no name, such as `/`.
+pub fn key_path(folder: &Path, configured: Option<&Path>) -> Result<PathBuf, Error> {
+    configured.map_or_else(|| default_path(folder), |configured| Ok(configured.to_owned()))
 }
 
 // === impl DiskStore ===
 
 impl DiskStore {
-    /// Refuses the key, which messages call `key`, if the tasks were stored with another.
+    /// Checks that the tasks were stored with this secret. `key_name` names the key in error messages.
     ///
-    /// The store has a check value of its first key. In a store of an earlier version, which has none, the key is another
-    /// if nothing that is sealed for a task opens: `opens` tries that.
+    /// The store has a check value of its first key. A store of an earlier version has no check value: its
+    /// key is another one if it has sealed values and `can_open`, which tries to open one, fails for all of
+    /// them.
     ///
     /// # Errors
     /// [`Error::OtherKey`], and errors of the database.
     pub fn check_key(
         &self,
         secret: &StoreSecret,
-        key: &str,
-        opens: impl Fn(&TaskId, &[u8]) -> bool,
+        key_name: &str,
+        can_open: impl Fn(&TaskId, &[u8]) -> bool,
     ) -> Result<(), Error> {
         let path = self.folder.path();
-        let check = secret.key(KeyPurpose::Check);
+        let check = secret.derive_key(KeyPurpose::Check);
         let is_other = || {
             let mut connection = folder::connect_to_write(&self.folder)?;
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -74,8 +75,8 @@ impl DiskStore {
                 return Ok(false);
             }
             let is_other = match found {
-                Some(_) => any_task(&transaction)?,
-                None => is_sealed_otherwise(&transaction, opens)?,
+                Some(_) => has_any_task(&transaction)?,
+                None => is_sealed_with_other_key(&transaction, can_open)?,
             };
             if !is_other {
                 meta::set_key_check(&transaction, &check)?;
@@ -84,37 +85,37 @@ impl DiskStore {
             Ok(is_other)
         };
         match is_other().map_err(Error::database(path))? {
-            true => Err(Error::OtherKey { path: path.to_owned(), key: key.to_owned() }),
+            true => Err(Error::OtherKey { path: path.to_owned(), key: key_name.to_owned() }),
             false => Ok(()),
         }
     }
 }
 
-/// Whether the store has sealed values and none of them can be opened. One that opens decides.
-fn is_sealed_otherwise(
+/// Whether the store has sealed values and none of them can be opened. The first that opens decides.
+fn is_sealed_with_other_key(
     connection: &Connection,
-    opens: impl Fn(&TaskId, &[u8]) -> bool,
+    can_open: impl Fn(&TaskId, &[u8]) -> bool,
 ) -> rusqlite::Result<bool> {
     let mut statement = connection.prepare(SEALED)?;
     let mut rows = statement.query([])?;
-    let mut is_any = false;
+    let mut has_sealed = false;
     while let Some(row) = rows.next()? {
-        if opens(&TaskId::from_entropy(row.get(0)?), row.get_ref(1)?.as_blob()?) {
+        if can_open(&TaskId::from_entropy(row.get(0)?), row.get_ref(1)?.as_blob()?) {
             return Ok(false);
         }
-        is_any = true;
+        has_sealed = true;
     }
-    Ok(is_any)
+    Ok(has_sealed)
 }
 
-fn any_task(connection: &Connection) -> rusqlite::Result<bool> {
+fn has_any_task(connection: &Connection) -> rusqlite::Result<bool> {
     Ok(connection.query_row("SELECT 1 FROM tasks LIMIT 1", [], |_| Ok(())).optional()?.is_some())
 }
 
-/// A configured key may be a link, as mounted secrets are. The one beside the folder was created by the
-/// proxy: another user who could replace it would know how caller identities are derived.
-fn read_file(path: &Path, is_ours: bool) -> io::Result<String> {
-    if is_ours {
+/// Reads a key file. A configured key may be a link, as mounted secrets are. The file beside the folder was
+/// created by the proxy: another user who could replace the file would know how principals are derived.
+fn read_file(path: &Path, is_default_file: bool) -> io::Result<String> {
+    if is_default_file {
         let found = fs::symlink_metadata(path)?;
         if found.is_symlink() || !is_trusted(found.uid()) {
             let owner = found.uid();
@@ -126,8 +127,9 @@ fn read_file(path: &Path, is_ours: bool) -> io::Result<String> {
     fs::read_to_string(path)
 }
 
+/// The path of the key file beside the folder: `FOLDER.key`.
 fn default_path(folder: &Path) -> Result<PathBuf, Error> {
-    // `.` has no name of its own.
+    // Resolve a path such as `.`, which has no last part.
     let named = if folder.file_name().is_none() { fs::canonicalize(folder).ok() } else { None };
     let named = named.unwrap_or_else(|| folder.to_owned());
     let mut name = named.file_name().ok_or(Error::NoKeyPath { path: folder.to_owned() })?.to_owned();
@@ -135,19 +137,21 @@ fn default_path(folder: &Path) -> Result<PathBuf, Error> {
     Ok(named.with_file_name(name))
 }
 
+/// Whether the folder has a store with at least one task.
 fn has_tasks(path: &Path) -> Result<bool, Error> {
-    if !folder::database(path).exists() {
+    if !folder::database_path(path).exists() {
         return Ok(false);
     }
     let folder = StoreFolder::open(path)?;
     let found = folder::open_to_read(&folder).and_then(|database| {
         let tables = "SELECT 1 FROM sqlite_schema WHERE name = 'tasks'";
         let has_table = database.query_row(tables, [], |_| Ok(())).optional()?.is_some();
-        Ok(has_table && any_task(&database)?)
+        Ok(has_table && has_any_task(&database)?)
     });
     found.map_err(Error::database(path))
 }
 
+/// Parses a key of 64 hexadecimal digits.
 fn parse(text: &str) -> Option<[u8; 32]> {
     let text = text.trim();
     if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -160,22 +164,23 @@ fn parse(text: &str) -> Option<[u8; 32]> {
     Some(key)
 }
 
-/// Writes to a temporary file first: a process that is killed meanwhile leaves no partial key. A key that
-/// another process has created meanwhile is an error.
+/// Writes a key file. A temporary file is written first and then linked, so that a process that is killed
+/// meanwhile leaves no partial key. A key that another process has created meanwhile is an error.
 fn write(path: &Path, key: &[u8; 32]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
-    let new = path.with_file_name(name);
-    // A file of a former process with the same id, or a link: remove it, and do not write through it.
-    match fs::remove_file(&new) {
+    let temporary = path.with_file_name(name);
+    // Remove a file of a former process with the same id, or a link, instead of writing to it.
+    match fs::remove_file(&temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-    let put =
-        writeln!(file, "{text}").and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&new, path));
-    fs::remove_file(&new).and(put)?;
+    let written = writeln!(file, "{text}")
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::hard_link(&temporary, path));
+    fs::remove_file(&temporary).and(written)?;
     folder::flush_folder(&folder::parent_folder(path))
 }
 

@@ -7,23 +7,25 @@ use rusqlite::{Connection, OptionalExtension, ToSql, params, types::FromSql};
 /// The last stored reading of the clock, if any.
 pub(super) fn clock(connection: &Connection) -> rusqlite::Result<Option<ClockReading>> {
     let (time, offset) = (get::<i64>(connection, TIME)?, get(connection, OFFSET)?);
-    // The program writes both or none.
+    // The program writes both values or neither.
     Ok(time.zip(offset).map(|(time, offset)| ClockReading {
         time: Timestamp::from_millis(time.max(0).cast_unsigned()),
         offset: ClockOffset::from_millis(offset),
     }))
 }
 
+/// Stores a reading of the clock.
 pub(super) fn set_clock(connection: &Connection, reading: ClockReading) -> rusqlite::Result<()> {
-    set(connection, TIME, &row::time(reading.time))?;
+    set(connection, TIME, &row::time_to_column(reading.time))?;
     set(connection, OFFSET, &reading.offset.as_millis())
 }
 
-/// Check value of the key that the tasks were stored with, if it has been written.
+/// The check value of the key that the tasks were stored with; `None` if none has been written.
 pub(super) fn key_check(connection: &Connection) -> rusqlite::Result<Option<Vec<u8>>> {
     get(connection, KEY_CHECK)
 }
 
+/// Stores the check value of the key.
 pub(super) fn set_key_check(connection: &Connection, check: &[u8]) -> rusqlite::Result<()> {
     set(connection, KEY_CHECK, &check)
 }
@@ -39,8 +41,8 @@ fn set(connection: &Connection, name: &str, value: &dyn ToSql) -> rusqlite::Resu
     statement.execute(params![name, value]).map(drop)
 }
 
-/// Time of the records' time line, in milliseconds.
+/// The name of the time on the records' time line, in milliseconds.
 const TIME: &str = "clock_time_ms";
-/// Offset of the wall clock from it, in milliseconds.
+/// The name of the offset of the wall clock from that time line, in milliseconds.
 const OFFSET: &str = "clock_offset_ms";
 const KEY_CHECK: &str = "key_check";

@@ -31,8 +31,8 @@ mod writer;
 
 pub use error::Error;
 pub use inspect::{BackupSummary, CheckReport, backup, check};
-pub use key::{key, key_file};
-pub use row::{RecordRow, RowColumns, RowError, owner};
+pub use key::{key_path, load_or_create_key};
+pub use row::{RecordRow, RowColumns, RowError, encode_owner};
 
 use super::{
     DueTask, Durability, ListCursor, OrphanTask, RecordVersion, Recount, Store, StoreBounds, StoreError,
@@ -63,53 +63,53 @@ use tokio::{
 };
 use writer::{ChangeOutcome, StoreChange, StoreState, StoreWriter, WriteRequest, WriterMessage};
 
-/// A store in a folder.
+/// A store in a folder, which survives the end of the process.
 #[derive(Debug)]
 pub struct DiskStore {
     folder: StoreFolder,
-    /// Identifies this process among those that use the store one after the other.
+    /// A random id of this process, by which the rows show which process owns a task.
     node: i64,
     shared: Arc<StoreState>,
     readers: Arc<ReaderPool>,
     writer: mpsc::Sender<WriterMessage>,
-    /// Permits of the writer's queue.
+    /// Permits of the writer's queue ([`QUEUE`]).
     permits: Arc<Semaphore>,
-    /// Permits to write a result file.
+    /// Permits to write a result file ([`FILES`]).
     files: Semaphore,
     bounds: SwapCell<StoreBounds>,
-    /// Reading of the clock that the former process stored.
-    kept_clock: Option<ClockReading>,
+    /// The reading of the clock that the former process stored.
+    stored_clock: Option<ClockReading>,
 }
 
-/// Changes that wait for the writer or are being committed; further ones wait for a permit.
+/// Maximum number of changes that wait for the writer or are being committed; further ones wait for a permit.
 const QUEUE: usize = 1024;
-/// Result files that are written at a time.
+/// Maximum number of result files that are written at a time.
 const FILES: usize = 4;
 
 // === impl DiskStore ===
 
 impl DiskStore {
-    /// Opens the store in `folder`, creates it if there is none, and locks it. `max_bytes` bounds the folder.
-    /// Blocks on the disk.
+    /// Opens the store in `folder` and locks it; creates it if it does not exist. `max_bytes` bounds the size
+    /// of the folder. Blocks on the disk.
     ///
     /// # Errors
     /// [`Error`] says what is wrong with the folder, and the fix.
     pub fn open(folder: &Path, bounds: StoreBounds, max_bytes: Option<u64>) -> Result<Self, Error> {
         let path = folder;
-        let folder = StoreFolder::make(path)?;
+        let folder = StoreFolder::open_or_create(path)?;
         let lock = folder.lock()?;
         let connection = folder::open_to_write(&folder, max_bytes)?;
         let failed = || Error::folder(path);
         let identity = folder::identity(path).map_err(failed())?;
         let (counts, file_bytes) = changes::read_counts(&connection).map_err(Error::database(path))?;
-        let kept_clock = meta::clock(&connection).map_err(Error::database(path))?;
+        let stored_clock = meta::clock(&connection).map_err(Error::database(path))?;
         let node = i64::from_be_bytes(random());
         let bounds = SwapCell::new(bounds);
-        let named = {
+        let read_named_files = {
             let folder = folder.clone();
             move || results::named_files(&folder::open_to_read(&folder).ok()?).ok()
         };
-        let broom = FileRemover::start(folder.clone(), node, named).map_err(failed())?;
+        let remover = FileRemover::start(folder.clone(), node, read_named_files).map_err(failed())?;
         let shared = Arc::new(StoreState {
             cache: RecordCache::new(),
             counts: Mutex::new(counts),
@@ -126,11 +126,11 @@ impl DiskStore {
             identity,
             shared: Arc::clone(&shared),
             messages,
-            remover: broom,
+            remover,
             file_bytes,
             row_count: Some(RowCount::default()),
             is_broken: false,
-            survives: None,
+            durability: None,
             _lock: lock,
         };
         for _ in 0..FIRST_STEPS {
@@ -147,32 +147,32 @@ impl DiskStore {
             permits: Arc::new(Semaphore::new(QUEUE)),
             files: Semaphore::new(FILES),
             bounds,
-            kept_clock,
+            stored_clock,
         })
     }
 
-    /// Counts all rows anew, and compares the counts in memory and in the table with them; for tests.
+    /// Counts all rows anew, and compares the counts in memory and in the table `usage` with them; for tests.
     ///
     /// # Errors
-    /// [`StoreError`] if they cannot be read.
+    /// [`StoreError`] if the rows cannot be read.
     pub async fn recount(&self) -> Result<Recount, StoreError> {
-        let (answer, answered) = oneshot::channel();
-        self.writer.send(WriterMessage::Recount(answer)).map_err(|_| closed_error())?;
-        answered.await.map_err(|_| closed_error())?
+        let (reply, receiver) = oneshot::channel();
+        self.writer.send(WriterMessage::Recount(reply)).map_err(|_| closed_error())?;
+        receiver.await.map_err(|_| closed_error())?
     }
 
     /// Submits a change to the writer, and waits for its outcome.
     async fn submit(&self, change: StoreChange) -> Result<ChangeOutcome, StoreError> {
         let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| closed_error())?;
-        let (answer, answered) = oneshot::channel();
+        let (reply, receiver) = oneshot::channel();
         self.writer
-            .send(WriterMessage::Change(WriteRequest { change, answer, permit }))
+            .send(WriterMessage::Change(WriteRequest { change, reply, permit }))
             .map_err(|_| closed_error())?;
-        answered.await.map_err(|_| closed_error())?
+        receiver.await.map_err(|_| closed_error())?
     }
 
     /// Writes the file of a body that is too large for the database, once its bytes are reserved. `version`
-    /// is that of the record to be changed; a new record has none.
+    /// is that of the record to be changed; `None` for a new record.
     async fn prepare(
         &self,
         version: Option<RecordVersion>,
@@ -181,7 +181,8 @@ impl DiskStore {
         if row.body.len() <= LARGEST_IN_ROW || !row.record.state.is_ended() {
             return Ok(PreparedBody::InRow);
         }
-        let reserve = StoreChange::Reserve { version, record: Arc::clone(&row.record), bytes: row.bytes() };
+        let reserve =
+            StoreChange::Reserve { version, record: Arc::clone(&row.record), bytes: row.written_bytes() };
         match self.submit(reserve).await? {
             ChangeOutcome::Reserved(reservation) => {
                 self.write_file(row, reservation).await.map(PreparedBody::File)
@@ -192,12 +193,13 @@ impl DiskStore {
         }
     }
 
+    /// Writes a result file on a thread that may block.
     async fn write_file(
         &self,
         row: &RecordRow,
         reservation: ByteReservation,
     ) -> Result<ResultFile, StoreError> {
-        let _turn = self.files.acquire().await.map_err(|_| closed_error())?;
+        let _permit = self.files.acquire().await.map_err(|_| closed_error())?;
         let (folder, node, id, body) =
             (self.folder.clone(), self.node, row.record.id.clone(), row.body.clone());
         let written = spawn_blocking(move || {
@@ -212,8 +214,9 @@ impl DiskStore {
 
 /// Where the body of a change is stored, before the change is submitted.
 enum PreparedBody {
-    /// In the row.
+    /// The body is stored in the row.
     InRow,
+    /// The body is in this file.
     File(ResultFile),
     /// The record has another version, or does not exist.
     Conflict,
@@ -234,7 +237,7 @@ impl Store for DiskStore {
         record: Arc<Record>,
         reservation: Box<dyn Send>,
     ) -> Result<(), StoreError> {
-        let row = RecordRow::of(record);
+        let row = RecordRow::from_record(record);
         let file = match self.prepare(None, &row).await? {
             PreparedBody::File(file) => Some(file),
             PreparedBody::InRow | PreparedBody::Conflict => None,
@@ -246,13 +249,13 @@ impl Store for DiskStore {
         if let Some(found) = self.shared.cache.get(id) {
             return Ok(Some(found));
         }
-        let (forgotten, id) = (self.shared.cache.removals(), id.clone());
+        let (removals, id) = (self.shared.cache.removals(), id.clone());
         let found =
             self.readers.read(move |folder, connection| readers::load(folder, connection, &id)).await?;
-        Ok(found.map(|kept| {
-            let found = (kept.version, Arc::clone(&kept.record));
-            if kept.record.state.is_ended() {
-                self.shared.cache.add(forgotten, kept);
+        Ok(found.map(|cached| {
+            let found = (cached.version, Arc::clone(&cached.record));
+            if cached.record.state.is_ended() {
+                self.shared.cache.add(removals, cached);
             }
             found
         }))
@@ -262,19 +265,19 @@ impl Store for DiskStore {
         &self,
         version: RecordVersion,
         record: Arc<Record>,
-        flush: Durability,
+        durability: Durability,
     ) -> Result<bool, StoreError> {
-        let row = RecordRow::of(record);
+        let row = RecordRow::from_record(record);
         let file = match self.prepare(Some(version), &row).await? {
             PreparedBody::InRow => None,
             PreparedBody::File(file) => Some(file),
             PreparedBody::Conflict => return Ok(false),
         };
-        let done = self.submit(StoreChange::Swap { version, row, file, flush }).await?;
-        Ok(matches!(done, ChangeOutcome::Stored))
+        let outcome = self.submit(StoreChange::Swap { version, row, file, durability }).await?;
+        Ok(matches!(outcome, ChangeOutcome::Stored))
     }
 
-    async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
+    async fn set_anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
         self.submit(StoreChange::Anchor { id: id.clone(), anchor }).await.map(drop)
     }
 
@@ -285,11 +288,11 @@ impl Store for DiskStore {
         }
     }
 
-    fn kept_clock(&self) -> Option<ClockReading> {
-        self.kept_clock
+    fn stored_clock(&self) -> Option<ClockReading> {
+        self.stored_clock
     }
 
-    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+    async fn store_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
         self.submit(StoreChange::Clock(reading)).await.map(drop)
     }
 
@@ -351,9 +354,9 @@ impl Store for DiskStore {
 
     async fn close(&self) {
         self.readers.close();
-        let (answer, closed) = oneshot::channel();
-        // A closed writer has nothing to wait for.
-        if self.writer.send(WriterMessage::Close(answer)).is_ok() {
+        let (reply, closed) = oneshot::channel();
+        // If the writer has ended already, there is nothing to wait for.
+        if self.writer.send(WriterMessage::Close(reply)).is_ok() {
             let _ = closed.await;
         }
     }

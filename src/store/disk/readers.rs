@@ -1,12 +1,12 @@
-//! Reads of what is not in memory, outside the writer thread.
+//! Reads of records that are not in memory, outside the writer thread.
 
 use super::{
-    changes::version,
+    changes::version_from_column,
     error::{file_error, store_error},
     folder::{self, StoreFolder},
     record_cache::CachedRecord,
     results,
-    row::{self, RowColumns, RowError, time},
+    row::{self, RowColumns, RowError, time_to_column},
 };
 use crate::{
     protocol::Timestamp,
@@ -31,18 +31,19 @@ pub(super) struct ReaderPool {
     permits: Arc<Semaphore>,
 }
 
-/// Concurrent reads; each has a connection.
+/// Maximum number of concurrent reads; each has a connection of its own.
 const READERS: usize = 2;
 
 // === impl ReaderPool ===
 
 impl ReaderPool {
+    /// Creates a pool without connections; each is opened when it is first needed.
     pub(super) fn new(folder: StoreFolder) -> Arc<Self> {
         let permits = Arc::new(Semaphore::new(READERS));
         Arc::new(Self { folder, idle: Mutex::default(), permits })
     }
 
-    /// Reads on a thread that may block.
+    /// Runs `read` with a connection, on a thread that may block. Waits for a free connection.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`].
@@ -59,22 +60,22 @@ impl ReaderPool {
             let failed = |error| store_error(this.folder.path(), &error);
             let connection = idle.map_or_else(|| folder::open_to_read(&this.folder), Ok).map_err(failed)?;
             let read = read(&this.folder, &connection)?;
-            // A connection that has failed is not reused.
+            // Reuse the connection only after a success.
             this.idle.lock().push(connection);
             Ok(read)
         });
-        // The read does not panic; if it did, or the runtime ends, there is no result.
+        // There is no result if the read panics or the runtime ends.
         read.await.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string())))
     }
 
-    /// Ends all reads.
+    /// Refuses further reads, and closes the idle connections.
     pub(super) fn close(&self) {
         self.permits.close();
         self.idle.lock().clear();
     }
 }
 
-/// The whole record of this id.
+/// Reads the record with this id, and its result; `None` if there is none.
 pub(super) fn load(
     folder: &StoreFolder,
     connection: &Connection,
@@ -87,17 +88,19 @@ pub(super) fn load(
     let file: Option<String> = row.get(6).map_err(failed)?;
     let body = match &file {
         Some(name) => {
-            let path = results::path(name);
+            let path = results::result_path(name);
             let read = path.as_ref().ok_or_else(|| io::ErrorKind::InvalidData.into());
             let read = read.and_then(|path| read_all(folder, path));
-            let shown = || folder.path().join(path.unwrap_or_else(|| name.into()));
-            read.map_err(|error| file_error(&shown(), &error))?.into()
+            let full_path = || folder.path().join(path.unwrap_or_else(|| name.into()));
+            read.map_err(|error| file_error(&full_path(), &error))?.into()
         }
         None => row.get::<_, Option<Vec<u8>>>(7).map_err(failed)?.unwrap_or_default().into(),
     };
-    let record =
-        columns(row).map_err(failed)?.record(body).map_err(|error| unreadable(folder.path(), id, &error))?;
-    let (number, version) = (row.get(4).map_err(failed)?, version(row.get(5).map_err(failed)?));
+    let record = read_columns(row)
+        .map_err(failed)?
+        .record(body)
+        .map_err(|error| unreadable_error(folder.path(), id, &error))?;
+    let (number, version) = (row.get(4).map_err(failed)?, version_from_column(row.get(5).map_err(failed)?));
     Ok(Some(CachedRecord { version, record: Arc::new(record), number }))
 }
 
@@ -108,7 +111,8 @@ fn read_all(folder: &StoreFolder, path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The due tasks, as seen by process `node`.
+/// Returns at most `limit` due tasks, the longest due first. `node` is the id of this process, whose open
+/// tasks an index finds together.
 pub(super) fn due(
     folder: &Path,
     connection: &Connection,
@@ -116,7 +120,7 @@ pub(super) fn due(
     now: Timestamp,
     limit: usize,
 ) -> Result<Vec<DueTask>, StoreError> {
-    let (now, limit_of_each) = (time(now), count(limit));
+    let (now, limit_per_query) = (time_to_column(now), limit_to_column(limit));
     let mut found = Vec::new();
     let mut add = |text, values: &[&dyn ToSql]| -> rusqlite::Result<()> {
         let mut statement = connection.prepare_cached(text)?;
@@ -128,24 +132,24 @@ pub(super) fn due(
         }
         Ok(())
     };
-    add(DUE_ENDED, params![now, limit_of_each])
-        .and_then(|()| add(DUE_OPEN, params![now, limit_of_each, node]))
-        .and_then(|()| add(DUE_OTHER_NODES, params![now, limit_of_each, node]))
+    add(DUE_ENDED, params![now, limit_per_query])
+        .and_then(|()| add(DUE_OPEN, params![now, limit_per_query, node]))
+        .and_then(|()| add(DUE_OTHER_NODES, params![now, limit_per_query, node]))
         .map_err(|error| store_error(folder, &error))?;
     found.sort_by_key(|(due, _)| *due);
     found.truncate(limit);
     Ok(found.into_iter().map(|(_, due)| due).collect())
 }
 
-/// A page of an owner's records.
+/// One page of the list of an owner's records.
 #[derive(Default)]
 pub(super) struct ListPage {
     pub(super) records: Vec<Arc<Record>>,
-    /// Unreadable rows among them.
+    /// The tasks whose rows are unreadable, and why.
     pub(super) unreadable: Vec<(TaskId, RowError)>,
 }
 
-/// The records of an owner, without their results.
+/// Returns at most `limit` records of an owner after `after`, without their results.
 pub(super) fn list(
     folder: &Path,
     connection: &Connection,
@@ -154,31 +158,32 @@ pub(super) fn list(
     limit: usize,
 ) -> Result<ListPage, StoreError> {
     let failed = |error| store_error(folder, &error);
-    let (created, id) =
-        after.map_or((-1, Vec::new()), |ListCursor { created, id }| (time(*created), id.entropy().into()));
+    let (created, id) = after.map_or((-1, Vec::new()), |ListCursor { created, id }| {
+        (time_to_column(*created), id.entropy().into())
+    });
     let mut statement = connection.prepare_cached(LIST).map_err(failed)?;
-    let mut rows = statement.query(params![row::owner(owner), created, id]).map_err(failed)?;
-    let mut listed = ListPage::default();
-    // Read until the page is full, whatever unreadable rows are among them: a page that is not full means
-    // that there are no more.
-    while listed.records.len() < limit
+    let mut rows = statement.query(params![row::encode_owner(owner), created, id]).map_err(failed)?;
+    let mut page = ListPage::default();
+    // Read until the page is full, whatever unreadable rows are in between: a page that is not full means
+    // that there are no more records.
+    while page.records.len() < limit
         && let Some(row) = rows.next().map_err(failed)?
     {
-        let columns = columns(row).map_err(failed)?;
+        let columns = read_columns(row).map_err(failed)?;
         let record = match row.get::<_, Option<Vec<u8>>>(4).map_err(failed)? {
             Some(body) => columns.record(body.into()),
             None => columns.without_body(),
         };
         match record {
-            Ok(record) => listed.records.push(Arc::new(record)),
-            Err(error) => listed.unreadable.push((TaskId::from_entropy(columns.id), error)),
+            Ok(record) => page.records.push(Arc::new(record)),
+            Err(error) => page.unreadable.push((TaskId::from_entropy(columns.id), error)),
         }
     }
-    Ok(listed)
+    Ok(page)
 }
 
-/// The finished or unfinished records of all owners, the last inserted first, without their results.
-/// Unreadable ones are left out.
+/// Returns at most `limit` finished or unfinished records of all owners with a number less than `below`, the
+/// last inserted first, without their results. Unreadable ones are left out.
 pub(super) fn recent(
     folder: &Path,
     connection: &Connection,
@@ -187,27 +192,29 @@ pub(super) fn recent(
     limit: usize,
 ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
     let below = below.map_or(i64::MAX, |below| i64::try_from(below).unwrap_or(i64::MAX));
-    let found = if is_ended { ended(connection, below, limit) } else { live(connection, below, limit) };
+    let found =
+        if is_ended { recent_ended(connection, below, limit) } else { recent_live(connection, below, limit) };
     found.map_err(|error| store_error(folder, &error))
 }
 
+/// The number of a record in the order of insertion, and the record.
 type NumberedRecord = (u64, Arc<Record>);
 
-fn ended(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<NumberedRecord>> {
+fn recent_ended(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<NumberedRecord>> {
     let mut statement = connection.prepare_cached(ENDED)?;
     let mut rows = statement.query(params![below])?;
     let mut found = Vec::new();
     while found.len() < limit
         && let Some(row) = rows.next()?
     {
-        found.extend(numbered(row)?);
+        found.extend(read_numbered(row)?);
     }
     Ok(found)
 }
 
-/// Reads the numbers of all unfinished tasks from the index, and only the rows of the requested ones: an open
-/// admin page requests them each second.
-fn live(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<NumberedRecord>> {
+/// Reads unfinished records. The numbers of all of them are read from the index, and only the rows of the
+/// requested ones from the table, because an open admin page requests these each second.
+fn recent_live(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<NumberedRecord>> {
     let mut numbers = connection.prepare_cached(OPEN)?;
     let mut numbers = numbers.query(params![below])?;
     let mut statement = connection.prepare_cached(LIVE)?;
@@ -217,15 +224,15 @@ fn live(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<V
     {
         let mut rows = statement.query(params![number.get::<_, i64>(0)?])?;
         if let Some(row) = rows.next()? {
-            found.extend(numbered(row)?);
+            found.extend(read_numbered(row)?);
         }
     }
     Ok(found)
 }
 
-/// The record in a row, unless it is unreadable.
-fn numbered(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<NumberedRecord>> {
-    let columns = columns(row)?;
+/// Reads a record and its number; `None` if the row is unreadable.
+fn read_numbered(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<NumberedRecord>> {
+    let columns = read_columns(row)?;
     let record = match row.get::<_, Option<Vec<u8>>>(4)? {
         Some(body) => columns.record(body.into()),
         None => columns.without_body(),
@@ -234,7 +241,7 @@ fn numbered(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<NumberedRecord>>
     Ok(record.ok().map(|record| (number.cast_unsigned(), Arc::new(record))))
 }
 
-fn columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<RowColumns<'a>> {
+fn read_columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<RowColumns<'a>> {
     Ok(RowColumns {
         id: row.get(0)?,
         owner: row.get_ref(1)?.as_blob()?,
@@ -243,7 +250,7 @@ fn columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<RowColumns<'a>> {
     })
 }
 
-fn unreadable(folder: &Path, id: &TaskId, error: &RowError) -> StoreError {
+fn unreadable_error(folder: &Path, id: &TaskId, error: &RowError) -> StoreError {
     let folder = folder.display();
     StoreError::Unavailable(format!(
         "task {} in {folder}: {error}; run `deferral store check {folder}` for details",
@@ -251,7 +258,7 @@ fn unreadable(folder: &Path, id: &TaskId, error: &RowError) -> StoreError {
     ))
 }
 
-fn count(limit: usize) -> i64 {
+fn limit_to_column(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX)
 }
 
@@ -259,12 +266,12 @@ const LOAD: &str = "SELECT id, owner, created, head, number, version, file, body
 const DUE_ENDED: &str = "SELECT due, id, state FROM tasks WHERE NOT open AND due <= ?1 ORDER BY due LIMIT ?2";
 const DUE_OPEN: &str =
     "SELECT due, id, state FROM tasks WHERE open AND node = ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
-/// No row matches once the tasks of former processes are taken over.
+/// Matches no row once the tasks of former processes are taken over.
 const DUE_OTHER_NODES: &str = "SELECT due, id, state FROM tasks WHERE open AND node < ?3 AND due <= ?1 \
     UNION ALL SELECT due, id, state FROM tasks WHERE open AND node > ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
 const LIST: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END \
     FROM tasks WHERE owner = ?1 AND (created, id) > (?2, ?3) ORDER BY created, id";
-/// Reads only the index of open tasks, and all of it: other tasks are many more.
+/// Scans the whole index of open tasks, and nothing else: the other tasks are many more.
 const OPEN: &str = "SELECT number FROM tasks INDEXED BY open WHERE open AND number < ?1 ORDER BY number DESC";
 const LIVE: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END, number \
     FROM tasks WHERE number = ?1 AND state IN ('working', 'input_required')";

@@ -1,7 +1,8 @@
 //! Records in memory: every unfinished one that this process has used, and as many finished ones as fit.
 //!
-//! Only the writer changes them, after a commit: a record that is read here survives the process. A reader
-//! may add a record that it has read from the database, if none has been removed since.
+//! Only the writer changes the cache, after a commit, so a record that is read from the cache survives the
+//! process. A reader may add a record that it has read from the database, if no record has been removed
+//! since.
 
 use crate::{
     runtime::Mutex,
@@ -19,29 +20,33 @@ use std::{
 pub(super) struct CachedRecord {
     pub(super) version: RecordVersion,
     pub(super) record: Arc<Record>,
-    /// The number of its row.
+    /// The number of the record's row.
     pub(super) number: i64,
 }
 
 /// The records in memory.
 #[derive(Debug)]
 pub(super) struct RecordCache {
+    /// Unfinished records.
     live: DashMap<TaskId, CachedRecord>,
     ended: Mutex<EndedRecords>,
 }
 
-/// Finished records, the last used last.
+/// Finished records, in the order of their last use.
 #[derive(Debug, Default)]
 struct EndedRecords {
     records: HashMap<TaskId, (u64, CachedRecord)>,
+    /// The ids by the position of their last use.
     order: BTreeMap<u64, TaskId>,
+    /// The next position.
     next: u64,
     bytes: usize,
-    /// Count of removals: a record that was read before one may be gone.
+    /// The number of removals so far. A record that was read from the database before a removal may be the
+    /// removed one.
     removals: u64,
 }
 
-/// Bytes of finished records in memory.
+/// Maximum bytes of finished records in memory.
 const ENDED_BYTES: usize = 32 << 20;
 /// Estimated bytes of a record without its results and input requests.
 const RECORD_OVERHEAD: usize = 1024;
@@ -53,54 +58,58 @@ impl RecordCache {
         Self { live: DashMap::new(), ended: Mutex::default() }
     }
 
+    /// The record with this id, if it is in memory.
     pub(super) fn get(&self, id: &TaskId) -> Option<(RecordVersion, Arc<Record>)> {
-        if let Some(kept) = self.live.get(id) {
-            return Some((kept.version, Arc::clone(&kept.record)));
+        if let Some(cached) = self.live.get(id) {
+            return Some((cached.version, Arc::clone(&cached.record)));
         }
         self.ended.lock().get(id)
     }
 
-    pub(super) fn live(&self, id: &TaskId) -> Option<CachedRecord> {
-        self.live.get(id).map(|kept| kept.clone())
+    /// The unfinished record with this id, if it is in memory.
+    pub(super) fn get_live(&self, id: &TaskId) -> Option<CachedRecord> {
+        self.live.get(id).map(|cached| cached.clone())
     }
 
-    /// The count of removals, to be read before the database.
+    /// The number of removals so far, for [`RecordCache::add`]. To be read before the database is read.
     pub(super) fn removals(&self) -> u64 {
         self.ended.lock().removals
     }
 
-    /// Adds a finished record that was read from the database.
-    pub(super) fn add(&self, forgotten: u64, kept: CachedRecord) {
+    /// Adds a finished record that was read from the database, unless a record has been removed since the
+    /// number of removals was read.
+    pub(super) fn add(&self, removals: u64, cached: CachedRecord) {
         let mut ended = self.ended.lock();
-        if ended.removals == forgotten {
-            ended.add(kept);
+        if ended.removals == removals {
+            ended.add(cached);
         }
     }
 
-    /// Stores the committed state of a record; `None` if it was removed.
-    pub(super) fn commit(&self, id: TaskId, kept: Option<CachedRecord>) {
-        match kept {
-            Some(kept) if !kept.record.state.is_ended() => drop(self.live.insert(id, kept)),
-            kept => {
+    /// Stores the committed state of a record; `None` removes it.
+    pub(super) fn commit(&self, id: TaskId, cached: Option<CachedRecord>) {
+        match cached {
+            Some(cached) if !cached.record.state.is_ended() => drop(self.live.insert(id, cached)),
+            cached => {
                 let mut ended = self.ended.lock();
                 ended.remove(&id);
-                match kept {
-                    Some(kept) => ended.add(kept),
+                match cached {
+                    Some(cached) => ended.add(cached),
                     None => ended.removals += 1,
                 }
-                // Remove it here last: a reader finds it in one of the two maps.
+                // Remove the record from `live` last, so that a reader always finds it in one of the two
+                // maps.
                 drop(ended);
                 self.live.remove(&id);
             }
         }
     }
 
-    /// Removes all records: the database may have been replaced.
+    /// Removes all records, because the database may have been replaced.
     pub(super) fn clear(&self) {
         self.live.clear();
         let mut ended = self.ended.lock();
-        let forgotten = ended.removals + 1;
-        *ended = EndedRecords { removals: forgotten, ..EndedRecords::default() };
+        let removals = ended.removals + 1;
+        *ended = EndedRecords { removals, ..EndedRecords::default() };
     }
 }
 
@@ -108,19 +117,19 @@ impl RecordCache {
 
 impl EndedRecords {
     fn get(&mut self, id: &TaskId) -> Option<(RecordVersion, Arc<Record>)> {
-        let (position, kept) = self.records.get_mut(id)?;
+        let (position, cached) = self.records.get_mut(id)?;
         let id = self.order.remove(position)?;
         (*position, self.next) = (self.next, self.next + 1);
         self.order.insert(*position, id);
-        Some((kept.version, Arc::clone(&kept.record)))
+        Some((cached.version, Arc::clone(&cached.record)))
     }
 
-    fn add(&mut self, kept: CachedRecord) {
-        let id = kept.record.id.clone();
+    fn add(&mut self, cached: CachedRecord) {
+        let id = cached.record.id.clone();
         self.remove(&id);
-        self.bytes += bytes(&kept);
+        self.bytes += cached_bytes(&cached);
         self.order.insert(self.next, id.clone());
-        self.records.insert(id, (self.next, kept));
+        self.records.insert(id, (self.next, cached));
         self.next += 1;
         while self.bytes > ENDED_BYTES
             && let Some((_, oldest)) = self.order.first_key_value()
@@ -131,15 +140,16 @@ impl EndedRecords {
     }
 
     fn remove(&mut self, id: &TaskId) {
-        if let Some((position, kept)) = self.records.remove(id) {
+        if let Some((position, cached)) = self.records.remove(id) {
             self.order.remove(&position);
-            self.bytes -= bytes(&kept);
+            self.bytes -= cached_bytes(&cached);
         }
     }
 }
 
-fn bytes(kept: &CachedRecord) -> usize {
-    kept.record.stored_bytes() + RECORD_OVERHEAD
+/// The estimated bytes of a record in memory.
+fn cached_bytes(cached: &CachedRecord) -> usize {
+    cached.record.stored_bytes() + RECORD_OVERHEAD
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! are counted while the store is opened, the others by the writer between its commits, some at a time. A
 //! change that is committed meanwhile is counted here, too, if its row has been passed.
 
-use super::{changes::size, row};
+use super::{changes::size_from_column, row};
 use crate::store::{
     Recount,
     counts::{CountedTask, StoreCounts, UsageShare},
@@ -14,17 +14,18 @@ use crate::store::{
 use rusqlite::{Connection, params};
 use std::{collections::HashMap, sync::Arc};
 
-/// Rows that are counted at a time: about a millisecond, which a change may have to wait.
+/// Number of rows that are counted at a time. That takes about a millisecond, which a change may have to
+/// wait.
 pub(super) const STEP: i64 = 1024;
-/// Steps while a store is opened: all rows of most stores.
+/// Number of steps while a store is opened: enough for all rows of most stores.
 pub(super) const FIRST_STEPS: usize = 4;
 
-/// The counts of the rows so far.
+/// A count of all rows in progress.
 #[derive(Debug, Default)]
 pub(super) struct RowCount {
     /// The number of the last counted row.
     last_row: i64,
-    /// Each route and its number.
+    /// The number that stands for each route in `shares`.
     routes: HashMap<Arc<str>, usize>,
     shares: HashMap<UsageKey, UsageShare>,
 }
@@ -35,73 +36,79 @@ type UsageKey = ([u8; 16], usize, &'static str);
 /// Content of the table `usage`: tasks and bytes of a principal, a route and a status.
 type UsageTable = HashMap<([u8; 16], String, String), (i64, i64)>;
 
-/// A change of a counted row in a commit.
+/// The change of a row in a commit, as far as it affects the counts.
 #[derive(Debug)]
 pub(super) struct CountChange {
+    /// The number of the row.
     pub(super) number: i64,
-    pub(super) was: Option<CountedTask>,
-    pub(super) is: Option<CountedTask>,
+    /// The task before the change; `None` if it was inserted.
+    pub(super) before: Option<CountedTask>,
+    /// The task after the change; `None` if it was removed.
+    pub(super) after: Option<CountedTask>,
 }
 
 // === impl RowCount ===
 
 impl RowCount {
-    /// Counts up to `rows` more rows. Returns whether there are no more.
+    /// Counts up to `rows` more rows; returns whether all rows are counted.
     pub(super) fn step(&mut self, connection: &Connection, rows: i64) -> rusqlite::Result<bool> {
         let mut statement = connection.prepare_cached(ROWS)?;
         let mut found = statement.query(params![self.last_row, rows])?;
-        let mut left = rows;
+        let mut remaining = rows;
         while let Some(row) = found.next()? {
-            left -= 1;
+            remaining -= 1;
             self.last_row = row.get(0)?;
             if let Some((principal, route)) = row::counted_for(row.get_ref(1)?.as_blob()?) {
-                let (bytes, status) = (size(row.get(2)?), row::status(row.get_ref(3)?.as_str()?));
+                let (bytes, status) =
+                    (size_from_column(row.get(2)?), row::status_from_column(row.get_ref(3)?.as_str()?));
                 self.share(principal, route, status).add(UsageShare { tasks: 1, stored_bytes: bytes });
             }
         }
-        Ok(left > 0)
+        Ok(remaining > 0)
     }
 
-    /// Counts a committed change, if its row is counted already.
-    pub(super) fn apply(&mut self, CountChange { number, was, is }: &CountChange) {
+    /// Applies a committed change to the count, if its row has been counted already.
+    pub(super) fn apply(&mut self, CountChange { number, before, after }: &CountChange) {
         if *number > self.last_row {
             return;
         }
-        if let Some(CountedTask { principal, route, status, bytes }) = is {
+        if let Some(CountedTask { principal, route, status, bytes }) = after {
             self.share(*principal, route, status).add(UsageShare { tasks: 1, stored_bytes: *bytes });
         }
-        if let Some(CountedTask { principal, route, status, bytes }) = was {
+        if let Some(CountedTask { principal, route, status, bytes }) = before {
             self.share(*principal, route, status).subtract(UsageShare { tasks: 1, stored_bytes: *bytes });
         }
     }
 
-    /// Repairs the table, once all rows are counted.
+    /// Repairs the table `usage`, once all rows are counted.
     pub(super) fn repair_usage(&self, connection: &Connection) -> rusqlite::Result<()> {
-        let wanted = self.usage_table();
-        if read_usage(connection)?.as_ref() == Some(&wanted) {
+        let expected = self.usage_table();
+        if read_usage(connection)?.as_ref() == Some(&expected) {
             return Ok(());
         }
         let transaction = connection.unchecked_transaction()?;
         transaction.execute("DELETE FROM usage", [])?;
         let mut set = transaction.prepare(SET)?;
-        for ((principal, route, status), (tasks, bytes)) in &wanted {
+        for ((principal, route, status), (tasks, bytes)) in &expected {
             set.execute(params![principal, route, status, tasks, bytes])?;
         }
         drop(set);
         transaction.commit()
     }
 
-    /// The counts of the rows, and the differences of the table and of the counts in memory.
+    /// Returns the counts of the rows, and how the table `usage` and the counts in memory differ from them.
     pub(super) fn compare(&self, connection: &Connection, counts: &StoreCounts) -> rusqlite::Result<Recount> {
         let mut recount = self.counts().compare(counts);
-        let (wanted, found) = (self.usage_table(), read_usage(connection)?);
-        if found.as_ref() != Some(&wanted) {
-            recount.differences.push(format!("the table `usage` has {found:?}, and should have {wanted:?}"));
+        let (expected, found) = (self.usage_table(), read_usage(connection)?);
+        if found.as_ref() != Some(&expected) {
+            recount
+                .differences
+                .push(format!("the table `usage` has {found:?}, and should have {expected:?}"));
         }
         Ok(recount)
     }
 
-    /// Counts all rows, and returns whether the table agrees.
+    /// Counts all rows, and returns whether the table `usage` agrees.
     pub(super) fn is_usage_correct(connection: &Connection) -> rusqlite::Result<bool> {
         let mut rows = Self::default();
         rows.step(connection, i64::MAX)?;
@@ -111,7 +118,7 @@ impl RowCount {
     /// The counts for memory, once all rows are counted.
     pub(super) fn counts(&self) -> StoreCounts {
         let mut counts = StoreCounts::default();
-        for (principal, route, status, share) in self.each() {
+        for (principal, route, status, share) in self.iter() {
             counts.add_share(
                 &CountedTask { principal: *principal, route: Arc::clone(route), status, bytes: 0 },
                 share,
@@ -120,23 +127,24 @@ impl RowCount {
         counts
     }
 
-    /// The counts for the table, which has finished tasks only.
+    /// The content that the table `usage` should have: finished tasks only.
     fn usage_table(&self) -> UsageTable {
-        let ended = self.each().filter(|(_, _, status, _)| row::is_ended(status));
+        let ended = self.iter().filter(|(_, _, status, _)| row::is_ended(status));
         let entry = |(principal, route, status, share): (&[u8; 16], &Arc<str>, &str, UsageShare)| {
             let key = (*principal, route.to_string(), status.to_owned());
-            (key, (saturated(share.tasks), saturated(share.stored_bytes)))
+            (key, (size_to_column(share.tasks), size_to_column(share.stored_bytes)))
         };
         ended.map(entry).collect()
     }
 
     /// The counts of each principal, route and status.
-    fn each(&self) -> impl Iterator<Item = (&[u8; 16], &Arc<str>, &'static str, UsageShare)> {
+    fn iter(&self) -> impl Iterator<Item = (&[u8; 16], &Arc<str>, &'static str, UsageShare)> {
         let names: HashMap<_, _> = self.routes.iter().map(|(route, number)| (*number, route)).collect();
-        let there = self.shares.iter().filter(|(_, share)| share.tasks > 0);
-        there.map(move |((principal, route, status), share)| (principal, names[route], *status, *share))
+        let non_empty = self.shares.iter().filter(|(_, share)| share.tasks > 0);
+        non_empty.map(move |((principal, route, status), share)| (principal, names[route], *status, *share))
     }
 
+    /// The count of a principal, a route and a status.
     fn share(&mut self, principal: [u8; 16], route: &str, status: &'static str) -> &mut UsageShare {
         let next = self.routes.len();
         let route = match self.routes.get(route) {
@@ -147,19 +155,19 @@ impl RowCount {
     }
 }
 
-/// The table `usage`; `None` if it has a row that this program does not write.
+/// Reads the table `usage`; `None` if it has a row that this program does not write.
 fn read_usage(connection: &Connection) -> rusqlite::Result<Option<UsageTable>> {
     let mut statement = connection.prepare("SELECT principal, route, state, tasks, bytes FROM usage")?;
     let mut rows = statement.query([])?;
     let mut table = UsageTable::new();
     while let Some(row) = rows.next()? {
-        let Some(principal) = row::principal(row.get_ref(0)?.as_blob()?) else { return Ok(None) };
+        let Some(principal) = row::principal_of_owner(row.get_ref(0)?.as_blob()?) else { return Ok(None) };
         table.insert((principal, row.get(1)?, row.get(2)?), (row.get(3)?, row.get(4)?));
     }
     Ok(Some(table))
 }
 
-fn saturated(size: usize) -> i64 {
+fn size_to_column(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }
 

@@ -1,8 +1,8 @@
 //! Bytes that are reserved for large results while their files are written.
 //!
-//! The writer admits a large result before its file is written, so that a refused one costs the disk nothing.
-//! Admitted bytes count towards the bounds from then on: of many results at once no more are written than
-//! fit.
+//! The writer admits a large result before its file is written, so that a refused result costs the disk
+//! nothing. Admitted bytes count towards the bounds at once, so that of many concurrent results no more are
+//! written than fit.
 
 use crate::runtime::Mutex;
 use std::{
@@ -29,7 +29,7 @@ struct ReservedTotals {
 pub(super) struct ByteReservation {
     reserved: Arc<ReservedBytes>,
     principal: [u8; 16],
-    /// 0 once released.
+    /// The reserved bytes; 0 once released.
     bytes: AtomicUsize,
 }
 
@@ -44,12 +44,13 @@ impl ReservedBytes {
         ByteReservation { reserved: Arc::clone(self), principal, bytes: AtomicUsize::new(bytes) }
     }
 
-    /// All reserved bytes, and those of this principal.
-    pub(super) fn of(&self, principal: &[u8; 16]) -> (usize, usize) {
+    /// The reserved bytes in all, and those of this principal.
+    pub(super) fn totals(&self, principal: &[u8; 16]) -> (usize, usize) {
         let reserved = self.0.lock();
         (reserved.all, reserved.principals.get(principal).copied().unwrap_or_default())
     }
 
+    /// The reserved bytes in all.
     pub(super) fn all(&self) -> usize {
         self.0.lock().all
     }
@@ -58,6 +59,7 @@ impl ReservedBytes {
 // === impl ByteReservation ===
 
 impl ByteReservation {
+    /// The bytes that are still reserved.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -92,10 +94,10 @@ mod tests {
         let first = reserved.reserve([1; 16], 10);
         let second = reserved.reserve([1; 16], 5);
         let other = reserved.reserve([2; 16], 0);
-        assert_eq!((reserved.of(&[1; 16]), reserved.of(&[2; 16])), ((15, 15), (15, 0)));
+        assert_eq!((reserved.totals(&[1; 16]), reserved.totals(&[2; 16])), ((15, 15), (15, 0)));
         first.release();
         assert_eq!((first.bytes(), second.bytes(), reserved.all()), (0, 5, 5));
         drop((first, second, other));
-        assert_eq!((reserved.of(&[1; 16]), reserved.0.lock().principals.len()), ((0, 0), 0));
+        assert_eq!((reserved.totals(&[1; 16]), reserved.0.lock().principals.len()), ((0, 0), 0));
     }
 }

@@ -1,9 +1,9 @@
 //! A record as a row: columns for the fields of queries, bytes for results and input requests, and JSON for
-//! the rest.
+//! the other fields.
 //!
-//! The columns have the owner of a task, when it is due and whether it has ended. `head` is a JSON object, so
-//! that a member may be added without a new schema. `body` has the server's bytes unchanged: a result or an
-//! error, or the open input requests, one after the other, with their lengths in the head.
+//! The columns have the owner of a task, when the task is due and whether it has ended. `head` is a JSON
+//! object, so that a member may be added without a new schema. `body` has the server's bytes unchanged: a
+//! result or an error, or the open input requests, one after the other, with their lengths in the head.
 
 use crate::{
     protocol::{ClockOffset, Timestamp, TraceContext},
@@ -17,27 +17,32 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::BTreeSet, str, sync::Arc, time::Duration};
 
-/// A record, ready to be written.
+/// A record in the form of a row, to be written.
 pub struct RecordRow {
     pub record: Arc<Record>,
+    /// The fields without columns of their own, as JSON.
     pub head: String,
+    /// The result or the error, or the open input requests one after the other; empty for other states.
     pub body: Bytes,
 }
 
-/// The columns that a record is read from.
+/// The columns of a row from which a record is read, without its body.
 pub struct RowColumns<'a> {
     pub id: [u8; 16],
+    /// The encoded owner; see [`encode_owner`].
     pub owner: &'a [u8],
+    /// Milliseconds on the records' time line.
     pub created: i64,
+    /// As [`RecordRow::head`].
     pub head: &'a str,
 }
 
-/// The fields without columns of their own.
+/// The fields of a record without columns of their own.
 #[derive(Serialize, Deserialize)]
 struct RowHead<'a> {
     #[serde(borrow)]
     tool: Cow<'a, str>,
-    /// Absent if the wall clock and the time line agreed.
+    /// The offset of the wall clock from the time line when the task was created; absent if they agreed.
     #[serde(default, skip_serializing_if = "ClockOffset::is_zero")]
     clock_offset_ms: ClockOffset,
     updated: Timestamp,
@@ -53,10 +58,11 @@ struct RowHead<'a> {
     #[serde(borrow)]
     message: Option<Cow<'a, str>>,
     keys_used: Cow<'a, BTreeSet<String>>,
-    /// Raw JSON each; the flag says whether it is a result.
+    /// Input responses that have not been delivered: the key, whether the response is a result (not an
+    /// error), and the raw JSON.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     undelivered: Vec<(String, bool, String)>,
-    /// As a `traceparent`. An unreadable one is left out, because the task does not depend on it.
+    /// The trace as a `traceparent`. An unreadable one is left out, because the task does not depend on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     trace: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,7 +72,7 @@ struct RowHead<'a> {
     state: StoredState<'a>,
 }
 
-/// A state without its bytes, but with their lengths.
+/// A task's state without its bytes, but with their lengths.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum StoredState<'a> {
@@ -85,7 +91,7 @@ enum StoredState<'a> {
     Cancelled,
 }
 
-/// Why a row is not a record: it was damaged, or written by another program.
+/// Why a row cannot be read as a record: it was damaged, or written by another program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RowError {
     #[error("its head cannot be read: {0}")]
@@ -97,7 +103,7 @@ pub enum RowError {
     #[error("its state is not what its head says")]
     State,
     #[error("its head names no open input request, or one of them twice")]
-    Questions,
+    InputRequests,
     #[error("its body has {is} bytes, and should have {should}")]
     Body { is: usize, should: usize },
 }
@@ -105,7 +111,8 @@ pub enum RowError {
 // === impl RecordRow ===
 
 impl RecordRow {
-    pub fn of(record: Arc<Record>) -> Self {
+    /// Converts a record to a row.
+    pub fn from_record(record: Arc<Record>) -> Self {
         let (state, body) = match &record.state {
             TaskState::Working => (StoredState::Working, Bytes::new()),
             TaskState::InputRequired { outstanding } => {
@@ -158,7 +165,7 @@ fn undelivered_answer((key, is_result, raw): (String, bool, String)) -> (String,
 // === impl RowColumns ===
 
 impl RowColumns<'_> {
-    /// The record with this body.
+    /// Reads the record, with this body.
     ///
     /// # Errors
     /// [`RowError`].
@@ -166,7 +173,7 @@ impl RowColumns<'_> {
         self.read(Some(body))
     }
 
-    /// The record without its result.
+    /// Reads the record without its body: a result, an error or input requests are empty.
     ///
     /// # Errors
     /// [`RowError`].
@@ -175,15 +182,15 @@ impl RowColumns<'_> {
     }
 
     fn read(&self, body: Option<Bytes>) -> Result<Record, RowError> {
-        let head = head(self.head)?;
-        if !head.state.has_questions() {
-            return Err(RowError::Questions);
+        let head = parse_head(self.head)?;
+        if !head.state.has_valid_input_requests() {
+            return Err(RowError::InputRequests);
         }
         let retention = Duration::from_millis(head.retention_ms);
         if retention::clamp_retention(retention) != retention {
             return Err(RowError::Retention);
         }
-        let should = head.state.bytes();
+        let should = head.state.body_length();
         let body = match body {
             Some(body) if body.len() == should => body,
             Some(body) => return Err(RowError::Body { is: body.len(), should }),
@@ -191,7 +198,7 @@ impl RowColumns<'_> {
         };
         Ok(Record {
             id: TaskId::from_entropy(self.id),
-            owner: owner_of(self.owner).ok_or(RowError::Owner)?,
+            owner: decode_owner(self.owner).ok_or(RowError::Owner)?,
             tool: head.tool.into(),
             created: Timestamp::from_millis(self.created.cast_unsigned()),
             clock_offset: head.clock_offset_ms,
@@ -209,7 +216,7 @@ impl RowColumns<'_> {
             trace: head.trace.and_then(|text| TraceContext::parse(&text)).map(Box::new),
             cause: head.cause.map(|cause| Arc::new(cause.into_owned())),
             history: head.life.into_owned(),
-            state: head.state.with(body),
+            state: head.state.with_body(body),
         })
     }
 }
@@ -217,8 +224,8 @@ impl RowColumns<'_> {
 // === impl StoredState ===
 
 impl StoredState<'_> {
-    /// Bytes of the body.
-    fn bytes(&self) -> usize {
+    /// The length of the body in bytes.
+    fn body_length(&self) -> usize {
         match self {
             Self::Working | Self::Cancelled => 0,
             Self::InputRequired { outstanding } => {
@@ -228,8 +235,8 @@ impl StoredState<'_> {
         }
     }
 
-    /// Whether it has each input request once, and at least one where it waits for responses.
-    fn has_questions(&self) -> bool {
+    /// Whether no input request occurs twice, and a state that waits for responses has at least one.
+    fn has_valid_input_requests(&self) -> bool {
         match self {
             Self::InputRequired { outstanding } => {
                 let keys: BTreeSet<_> = outstanding.iter().map(|(key, _)| key).collect();
@@ -239,15 +246,17 @@ impl StoredState<'_> {
         }
     }
 
-    /// The state with its bytes; none where they are left out.
-    fn with(self, mut body: Bytes) -> TaskState {
+    /// The state with its bytes from the body; they are empty if the body is.
+    fn with_body(self, mut body: Bytes) -> TaskState {
         match self {
             Self::Working => TaskState::Working,
             Self::InputRequired { outstanding } => {
-                let mut one = |(key, bytes): (Cow<'_, str>, usize)| {
+                let mut split_request = |(key, bytes): (Cow<'_, str>, usize)| {
                     (key.into_owned(), body.split_to(bytes.min(body.len())))
                 };
-                TaskState::InputRequired { outstanding: outstanding.into_iter().map(&mut one).collect() }
+                TaskState::InputRequired {
+                    outstanding: outstanding.into_iter().map(&mut split_request).collect(),
+                }
             }
             Self::Completed { is_error, .. } => TaskState::Completed { result: body, is_error },
             Self::Failed { .. } => TaskState::Failed { error: body },
@@ -256,20 +265,21 @@ impl StoredState<'_> {
     }
 }
 
-fn head(text: &str) -> Result<RowHead<'_>, RowError> {
+fn parse_head(text: &str) -> Result<RowHead<'_>, RowError> {
     serde_json::from_str(text).map_err(|error| RowError::Head(error.to_string()))
 }
 
-/// Bytes of the body of a row with this head.
+/// The length in bytes of the body of a row with this head.
 ///
 /// # Errors
 /// [`RowError::Head`].
-pub(super) fn body_bytes(text: &str) -> Result<usize, RowError> {
-    Ok(head(text)?.state.bytes())
+pub(super) fn body_length(head: &str) -> Result<usize, RowError> {
+    Ok(parse_head(head)?.state.body_length())
 }
 
-/// An owner as it is compared: the principal, the scope of its tasks, and the route.
-pub fn owner(owner: &TaskPrincipal) -> Vec<u8> {
+/// Encodes an owner for the column `owner`: the principal, the scope of its tasks, and the route. Equal
+/// owners have equal bytes.
+pub fn encode_owner(owner: &TaskPrincipal) -> Vec<u8> {
     let TaskPrincipal { principal, route, scope } = owner;
     let mut bytes = Vec::with_capacity(principal.len() + 17 + route.len());
     bytes.extend(principal);
@@ -285,7 +295,8 @@ pub fn owner(owner: &TaskPrincipal) -> Vec<u8> {
     bytes
 }
 
-fn owner_of(bytes: &[u8]) -> Option<TaskPrincipal> {
+/// Decodes the column `owner`.
+fn decode_owner(bytes: &[u8]) -> Option<TaskPrincipal> {
     let (principal, rest) = bytes.split_first_chunk()?;
     let (scope, rest) = rest.split_first()?;
     let (scope, route) = match *scope {
@@ -297,12 +308,12 @@ fn owner_of(bytes: &[u8]) -> Option<TaskPrincipal> {
     Some(TaskPrincipal { principal: *principal, route: str::from_utf8(route).ok()?.into(), scope })
 }
 
-/// The principal of a stored owner, or of its beginning.
-pub(super) fn principal(owner: &[u8]) -> Option<[u8; 16]> {
+/// The principal of an encoded owner, or of the beginning of one.
+pub(super) fn principal_of_owner(owner: &[u8]) -> Option<[u8; 16]> {
     owner.first_chunk().copied()
 }
 
-/// The principal and the route that a task of this owner is counted for; `None` where the owner has no
+/// The principal and the route that a task of this encoded owner is counted for; `None` if it has no
 /// principal. An unreadable route is empty.
 pub(super) fn counted_for(owner: &[u8]) -> Option<([u8; 16], &str)> {
     let (principal, rest) = owner.split_first_chunk()?;
@@ -314,21 +325,21 @@ pub(super) fn counted_for(owner: &[u8]) -> Option<([u8; 16], &str)> {
     Some((*principal, str::from_utf8(route).unwrap_or_default()))
 }
 
-/// A status from the column `state`. An unknown one counts as `failed`.
-pub(super) fn status(state: &str) -> &'static str {
+/// The status in the column `state`. An unknown one counts as `failed`.
+pub(super) fn status_from_column(state: &str) -> &'static str {
     ["working", "input_required", "completed", "cancelled"]
         .into_iter()
         .find(|status| *status == state)
         .unwrap_or("failed")
 }
 
-/// Whether a task with this in the column `state` has ended.
+/// Whether a task whose column `state` has this value has ended.
 pub(super) fn is_ended(state: &str) -> bool {
     ![TaskState::Working.status(), "input_required"].contains(&state)
 }
 
-/// A time as a column's value.
-pub(super) fn time(at: Timestamp) -> i64 {
+/// Converts a time to the value of a column.
+pub(super) fn time_to_column(at: Timestamp) -> i64 {
     i64::try_from(at.as_millis()).unwrap_or(i64::MAX)
 }
 

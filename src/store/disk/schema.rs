@@ -1,17 +1,18 @@
-//! The tables, and their migrations.
+//! The tables of the database, and their migrations.
 //!
-//! A file has the version of its tables (`PRAGMA user_version`) and a mark of this program
-//! (`application_id`). A change of the tables is a new entry of [`MIGRATIONS`]; released entries are never
-//! changed.
+//! The database file has the version of its tables (`PRAGMA user_version`) and a mark of this program
+//! (`PRAGMA application_id`). A change of the tables is a new entry of [`MIGRATIONS`]; released entries are
+//! never changed.
 
 use super::Error;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use std::path::Path;
 
-/// `defr`, as `file` and SQLite's own tools show it.
-const APPLICATION: i32 = i32::from_be_bytes(*b"defr");
+/// The mark of this program in the database file: `defr`, as `file` and SQLite's own tools show it.
+const APPLICATION_ID: i32 = i32::from_be_bytes(*b"defr");
 
-/// Migrations from each version of the tables to the next; the first from an empty file.
+/// The SQL that migrates the tables from each version to the next; the first entry creates them in an empty
+/// file.
 pub(super) const MIGRATIONS: &[&str] = &["
     CREATE TABLE tasks (
         number INTEGER PRIMARY KEY,
@@ -53,10 +54,10 @@ pub(super) const MIGRATIONS: &[&str] = &["
     CREATE TABLE meta (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
 "];
 
-/// The current version.
-pub(super) const KNOWN: i64 = MIGRATIONS.len().cast_signed() as i64;
+/// The version of the tables that this program writes.
+pub(super) const CURRENT_VERSION: i64 = MIGRATIONS.len().cast_signed() as i64;
 
-/// Migrates the tables to the current version, all of it or nothing.
+/// Migrates the tables to the current version, in one transaction.
 ///
 /// # Errors
 /// [`Error::Newer`], [`Error::Foreign`], and the errors of the database.
@@ -79,14 +80,14 @@ fn migrate(folder: &Path, connection: &mut Connection, migrations: &[&str]) -> R
         for migration in &migrations[usize::try_from(found).unwrap_or_default()..] {
             transaction.execute_batch(migration)?;
         }
-        transaction.pragma_update(None, "application_id", APPLICATION)?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
         transaction.pragma_update(None, "user_version", known)?;
         transaction.commit()
     })();
     applied.map_err(Error::database(folder))
 }
 
-/// The version of the tables; 0 where there are none.
+/// Reads the version of the tables; 0 if there are none.
 ///
 /// # Errors
 /// [`Error::Foreign`], and the errors of the database.
@@ -97,7 +98,7 @@ pub(super) fn version(folder: &Path, connection: &Connection) -> Result<i64, Err
     let found = (|| Ok((number("application_id")?, number("user_version")?, tables()?)))();
     match found.map_err(Error::database(folder))? {
         (0, 0, 0) => Ok(0),
-        (application, version, _) if application == i64::from(APPLICATION) => Ok(version),
+        (application, version, _) if application == i64::from(APPLICATION_ID) => Ok(version),
         _ => Err(Error::Foreign { path: folder.to_owned() }),
     }
 }

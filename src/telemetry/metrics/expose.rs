@@ -1,6 +1,6 @@
-//! Metrics in the types of the crate `prometheus`.
+//! Conversion of metrics to the types of the crate `prometheus`.
 
-use super::latency::{LatencySnapshot, SHOWN};
+use super::latency::{LatencySnapshot, PROMETHEUS_BOUNDS};
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ pub(super) const COUNTER: MetricType = MetricType::COUNTER;
 pub(super) const GAUGE: MetricType = MetricType::GAUGE;
 pub(super) const HISTOGRAM: MetricType = MetricType::HISTOGRAM;
 
-/// A metric family. A family without values is not exported.
+/// Builds a metric family. A family without values is not exported.
 pub(super) fn family(
     name: &str,
     help: &str,
@@ -23,41 +23,44 @@ pub(super) fn family(
     family
 }
 
+/// Builds the value of a counter with these labels.
 pub(super) fn counter(labels: &[(&str, &str)], value: f64) -> Metric {
     let mut counter = Counter::default();
     counter.set_value(value);
-    let mut metric = labelled(labels);
+    let mut metric = metric_with_labels(labels);
     metric.set_counter(counter);
     metric
 }
 
+/// Builds the value of a gauge with these labels.
 pub(super) fn gauge(labels: &[(&str, &str)], value: f64) -> Metric {
     let mut gauge = Gauge::default();
     gauge.set_value(value);
-    let mut metric = labelled(labels);
+    let mut metric = metric_with_labels(labels);
     metric.set_gauge(gauge);
     metric
 }
 
-pub(super) fn histogram(labels: &[(&str, &str)], counted: &LatencySnapshot) -> Metric {
+/// Builds the value of a histogram with these labels, in seconds.
+pub(super) fn histogram(labels: &[(&str, &str)], latencies: &LatencySnapshot) -> Metric {
     let bucket = |bound: &u64| {
         let mut bucket = Bucket::default();
-        // The count is exact, because each bound is the end of a step.
-        bucket.set_cumulative_count(counted.within(Duration::from_micros(*bound)) as u64);
+        // The count is exact, because each bound is also the end of a step of the histogram.
+        bucket.set_cumulative_count(latencies.count_within(Duration::from_micros(*bound)) as u64);
         bucket.set_upper_bound(*bound as f64 / 1e6);
         bucket
     };
     let mut histogram = Histogram::default();
-    histogram.set_sample_count(counted.count);
-    histogram.set_sample_sum(counted.sum_us as f64 / 1e6);
-    histogram.set_bucket(SHOWN.iter().map(bucket).collect());
-    let mut metric = labelled(labels);
+    histogram.set_sample_count(latencies.count);
+    histogram.set_sample_sum(latencies.sum_us as f64 / 1e6);
+    histogram.set_bucket(PROMETHEUS_BOUNDS.iter().map(bucket).collect());
+    let mut metric = metric_with_labels(labels);
     metric.set_histogram(histogram);
     metric
 }
 
-/// A metric with sorted labels, as the crate sorts its own.
-fn labelled(labels: &[(&str, &str)]) -> Metric {
+/// Builds a metric with sorted labels, as the crate sorts its own.
+fn metric_with_labels(labels: &[(&str, &str)]) -> Metric {
     let mut labels: Vec<_> = labels
         .iter()
         .map(|(name, value)| {

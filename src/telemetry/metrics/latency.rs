@@ -2,7 +2,7 @@
 //! this?".
 //!
 //! All histograms have the same steps, ten per power of ten, which include every likely threshold. Prometheus
-//! gets a subset ([`SHOWN`]).
+//! gets a subset of their bounds ([`PROMETHEUS_BOUNDS`]).
 
 use serde::{Deserialize, Serialize};
 use std::{
@@ -10,19 +10,20 @@ use std::{
     time::Duration,
 };
 
-/// The steps in each power of ten, in tenths.
-const IN_TEN: [u64; 10] = [10, 12, 15, 20, 25, 30, 40, 50, 60, 80];
-/// Powers of ten, from 100 µs to 100,000 s, which is more than the default maximum of a call.
-const POWERS: usize = 9;
-const STEPS: usize = IN_TEN.len() * POWERS + 1;
+/// The bounds of the steps in each power of ten, in tenths.
+const DECADE_STEPS: [u64; 10] = [10, 12, 15, 20, 25, 30, 40, 50, 60, 80];
+/// Number of powers of ten, from 100 µs to 100,000 s, which is more than the default maximum of a call.
+const DECADES: usize = 9;
+/// Number of steps with an upper bound.
+const STEPS: usize = DECADE_STEPS.len() * DECADES + 1;
 
 /// The upper bound of each step, in microseconds. Longer durations are counted in a separate step.
 const BOUNDS: [u64; STEPS] = {
     let (mut bounds, mut at, mut unit) = ([0; STEPS], 0, 10);
     while at + 1 < STEPS {
-        bounds[at] = IN_TEN[at % IN_TEN.len()] * unit;
+        bounds[at] = DECADE_STEPS[at % DECADE_STEPS.len()] * unit;
         at += 1;
-        if at % IN_TEN.len() == 0 {
+        if at % DECADE_STEPS.len() == 0 {
             unit *= 10;
         }
     }
@@ -31,7 +32,7 @@ const BOUNDS: [u64; STEPS] = {
 };
 
 /// The bucket bounds for Prometheus, in microseconds; each is the bound of a step.
-pub(super) const SHOWN: [u64; 18] = [
+pub(super) const PROMETHEUS_BOUNDS: [u64; 18] = [
     5_000,
     10_000,
     25_000,
@@ -52,21 +53,24 @@ pub(super) const SHOWN: [u64; 18] = [
     3_000_000_000,
 ];
 
-/// A histogram of durations, about 750 bytes.
+/// A histogram of durations; takes about 750 bytes.
 #[derive(Debug)]
 pub struct LatencyHistogram {
     counts: [AtomicU64; STEPS + 1],
-    /// In microseconds.
+    /// The sum of all durations, in microseconds.
     sum: AtomicU64,
+    /// The longest duration, in microseconds.
     longest: AtomicU64,
 }
 
 /// A copy of a histogram at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LatencySnapshot {
+    /// The number of durations.
     pub count: u64,
-    /// In microseconds.
+    /// The sum of all durations, in microseconds.
     pub sum_us: u64,
+    /// The longest duration, in microseconds.
     pub longest_us: u64,
     /// The number of durations in each step, with the upper bound of the step in microseconds. Empty steps
     /// are omitted; the last step may have no bound.
@@ -86,12 +90,13 @@ impl Default for LatencyHistogram {
 }
 
 impl LatencyHistogram {
+    /// Adds one duration.
     pub fn record(&self, took: Duration) {
         let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let step = BOUNDS.partition_point(|bound| *bound < took);
         self.counts[step].fetch_add(1, Ordering::Relaxed);
         self.sum.fetch_add(took, Ordering::Relaxed);
-        // The maximum rarely changes, so avoid the write.
+        // Load before the update: the maximum rarely changes, and a load is cheaper than a write.
         if took > self.longest.load(Ordering::Relaxed) {
             self.longest.fetch_max(took, Ordering::Relaxed);
         }
@@ -99,13 +104,14 @@ impl LatencyHistogram {
 
     /// Adds the counts of another histogram.
     pub fn merge(&self, other: &Self) {
-        for (count, others) in self.counts.iter().zip(&other.counts) {
-            count.fetch_add(others.load(Ordering::Relaxed), Ordering::Relaxed);
+        for (count, other_count) in self.counts.iter().zip(&other.counts) {
+            count.fetch_add(other_count.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         self.sum.fetch_add(other.sum.load(Ordering::Relaxed), Ordering::Relaxed);
         self.longest.fetch_max(other.longest.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
+    /// Copies the current counts.
     pub fn snapshot(&self) -> LatencySnapshot {
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
         let bounds = BOUNDS.into_iter().map(Some).chain([None]);
@@ -122,7 +128,8 @@ impl LatencyHistogram {
 // === impl LatencySnapshot ===
 
 impl LatencySnapshot {
-    /// The durations that are not in `part`, which must be a subset. The maximum remains an upper bound.
+    /// The snapshot without the durations in `part`, which must be a subset. `longest_us` remains an upper
+    /// bound.
     #[must_use]
     pub fn without(&self, part: &Self) -> Self {
         let in_part = |end| part.steps.iter().find(|(step, _)| *step == end).map_or(0, |(_, count)| *count);
@@ -141,35 +148,36 @@ impl LatencySnapshot {
         }
     }
 
-    /// The number of durations up to `took`. Exact at the bound of a step; interpolated linearly within a
-    /// step.
-    pub fn within(&self, took: Duration) -> f64 {
+    /// The number of durations that are at most `took`. Exact at the bound of a step; interpolated linearly
+    /// within a step.
+    pub fn count_within(&self, took: Duration) -> f64 {
         let took = took.as_micros() as f64;
-        let mut within = 0.0;
-        for (start, end, count) in self.spans() {
-            within += count * ((took - start) / (end - start)).clamp(0.0, 1.0);
+        let mut sum = 0.0;
+        for (start, end, count) in self.step_ranges() {
+            sum += count * ((took - start) / (end - start)).clamp(0.0, 1.0);
         }
-        within
+        sum
     }
 
-    /// The quantile of `share` in `0.0..=1.0`; `None` if the histogram is empty. Interpolated linearly within
-    /// a step.
+    /// The duration that the share `share` (`0.0..=1.0`) of all durations does not exceed; `None` if the
+    /// histogram is empty. Interpolated linearly within a step.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
-        let mut left = share.clamp(0.0, 1.0) * self.count as f64;
-        let mut found = None;
-        for (start, end, count) in self.spans() {
-            let part = (left / count).min(1.0);
-            found = Some(start + (end - start) * part);
-            left -= count;
-            if left <= 0.0 {
+        let mut remaining = share.clamp(0.0, 1.0) * self.count as f64;
+        let mut quantile = None;
+        for (start, end, count) in self.step_ranges() {
+            let fraction = (remaining / count).min(1.0);
+            quantile = Some(start + (end - start) * fraction);
+            remaining -= count;
+            if remaining <= 0.0 {
                 break;
             }
         }
-        found.map(|micros| Duration::from_micros(micros as u64))
+        quantile.map(|micros| Duration::from_micros(micros as u64))
     }
 
-    /// Start, end and count of each step that is not empty. The maximum bounds the last step.
-    fn spans(&self) -> impl Iterator<Item = (f64, f64, f64)> {
+    /// The start, the end and the count of each step that is not empty, in microseconds. The longest duration
+    /// bounds the last step.
+    fn step_ranges(&self) -> impl Iterator<Item = (f64, f64, f64)> {
         self.steps.iter().map(|&(end, count)| {
             let end = end.unwrap_or(u64::MAX);
             let start = match BOUNDS.partition_point(|bound| *bound < end) {
@@ -212,7 +220,7 @@ mod tests {
         assert!(BOUNDS.is_sorted());
         assert_eq!((BOUNDS[0], BOUNDS[STEPS - 1]), (100, 100_000_000_000));
         let advised = [1, 2, 5, 10, 30, 60].map(|seconds| seconds * 1_000_000);
-        for bound in SHOWN.into_iter().chain(advised) {
+        for bound in PROMETHEUS_BOUNDS.into_iter().chain(advised) {
             assert!(BOUNDS.contains(&bound), "{bound}");
         }
     }
@@ -221,10 +229,10 @@ mod tests {
     fn a_duration_equal_to_a_threshold_is_within_it() {
         let seconds = |n| Duration::from_secs(n);
         let counted = of(&[seconds(1), seconds(5), seconds(5) + Duration::from_micros(1), seconds(60)]);
-        assert_eq!(counted.within(seconds(1)), 1.0);
-        assert_eq!(counted.within(seconds(5)), 2.0);
-        assert_eq!(counted.within(seconds(30)), 3.0);
-        assert_eq!(counted.within(seconds(60)), 4.0);
+        assert_eq!(counted.count_within(seconds(1)), 1.0);
+        assert_eq!(counted.count_within(seconds(5)), 2.0);
+        assert_eq!(counted.count_within(seconds(30)), 3.0);
+        assert_eq!(counted.count_within(seconds(60)), 4.0);
         assert_eq!(counted.longest_us, 60_000_000);
     }
 

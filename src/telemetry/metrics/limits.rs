@@ -11,7 +11,7 @@ use std::sync::{
 
 macro_rules! limits {
     ($($name:ident $key:literal,)*) => {
-        /// A limit of the configuration.
+        /// A limit of the configuration, named after its key.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Limit {
             $(#[doc = concat!("`", $key, "`")] $name,)*
@@ -20,7 +20,7 @@ macro_rules! limits {
         impl Limit {
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// The configuration key.
+            /// The configuration key of the limit, which is also its label in metrics.
             pub const fn key(self) -> &'static str {
                 match self {
                     $(Self::$name => $key,)*
@@ -83,28 +83,29 @@ const COUNT: usize = Limit::ALL.len();
 /// The metrics of one limit.
 #[derive(Debug)]
 struct LimitState {
-    /// The value as the bits of a float, times in seconds. NaN if it is not set.
+    /// The configured value as the bits of an `f64`, times in seconds; NaN if it is not set.
     value: AtomicU64,
     /// Whether this is a concurrency limit, which has a current usage.
     has_usage: bool,
+    /// How often the limit was hit.
     hits: AtomicU64,
 }
 
-/// Current usage per limit. Usage acquired on one stripe may be released on another.
-static USED: LazyLock<PerThread<[AtomicI64; COUNT]>> =
+/// The current usage of each limit. Usage that is added on one stripe may be subtracted on another.
+static USAGE: LazyLock<PerThread<[AtomicI64; COUNT]>> =
     LazyLock::new(|| PerThread::from_fn(|| [const { AtomicI64::new(0) }; COUNT]));
 
 static STATES: [LimitState; COUNT] = {
-    let mut known = [const { LimitState::new(false) }; COUNT];
+    let mut states = [const { LimitState::new(false) }; COUNT];
     let mut at = 0;
     while at < USAGE_LIMITS.len() {
-        known[USAGE_LIMITS[at] as usize] = LimitState::new(true);
+        states[USAGE_LIMITS[at] as usize] = LimitState::new(true);
         at += 1;
     }
-    known
+    states
 };
 
-/// Concurrency limits of all principals together.
+/// The limits on what all principals together use at a time.
 const USAGE_LIMITS: &[Limit] = &[
     Limit::BodyMemory,
     Limit::Connections,
@@ -119,7 +120,7 @@ const USAGE_LIMITS: &[Limit] = &[
     Limit::StoredBytes,
 ];
 
-/// Usage of a limit, released when dropped.
+/// A part of the usage of a limit, subtracted when dropped.
 #[derive(Debug)]
 pub struct UsageGuard {
     limit: Limit,
@@ -129,10 +130,11 @@ pub struct UsageGuard {
 /// The metrics of one limit at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LimitSnapshot {
+    /// The configuration key of the limit.
     pub limit: &'static str,
-    /// Times in seconds. `None` if it differs by route or is not set.
+    /// The configured value, times in seconds; `None` if it differs by route or is not set.
     pub value: Option<f64>,
-    /// `None` if the limit bounds single objects, such as a body.
+    /// The current usage; `None` if the limit bounds single objects, such as a body.
     pub used: Option<i64>,
     /// How often the limit was hit.
     pub hits: u64,
@@ -141,8 +143,8 @@ pub struct LimitSnapshot {
 // === impl LimitState ===
 
 impl LimitState {
-    const fn new(is_taken: bool) -> Self {
-        Self { value: AtomicU64::new(f64::NAN.to_bits()), has_usage: is_taken, hits: AtomicU64::new(0) }
+    const fn new(has_usage: bool) -> Self {
+        Self { value: AtomicU64::new(f64::NAN.to_bits()), has_usage, hits: AtomicU64::new(0) }
     }
 }
 
@@ -153,55 +155,56 @@ impl Limit {
         &STATES[self as usize]
     }
 
-    /// Sets the value, times in seconds.
+    /// Sets the configured value for the metric, times in seconds.
     pub fn set_value(self, value: f64) {
         self.state().value.store(value.to_bits(), Ordering::Relaxed);
     }
 
-    /// Counts a hit.
+    /// Counts one hit of the limit.
     pub fn record_hit(self) {
         self.state().hits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a hit of the limit with this key. Unknown keys are ignored.
+    /// Counts one hit of the limit with this configuration key. An unknown key is ignored.
     pub fn record_hit_by_key(key: &str) {
         if let Some(limit) = Self::ALL.iter().find(|limit| limit.key() == key) {
             limit.record_hit();
         }
     }
 
-    /// Changes the current usage by `more`, which may be negative.
-    pub fn add_used(self, more: i64) {
-        USED.local()[self as usize].fetch_add(more, Ordering::Relaxed);
+    /// Adds `delta`, which may be negative, to the current usage.
+    pub fn add_used(self, delta: i64) {
+        USAGE.local()[self as usize].fetch_add(delta, Ordering::Relaxed);
     }
 
     /// Sets the current usage, for limits whose usage is known in one place.
     pub fn set_used(self, amount: usize) {
         let amount = i64::try_from(amount).unwrap_or(i64::MAX);
-        for (stripe, used) in USED.iter().enumerate() {
+        for (stripe, used) in USAGE.iter().enumerate() {
             used[self as usize].store(if stripe == 0 { amount } else { 0 }, Ordering::Relaxed);
         }
     }
 
-    /// Adds to the current usage until the guard is dropped.
-    pub fn take(self, amount: usize) -> UsageGuard {
+    /// Adds `amount` to the current usage until the guard is dropped.
+    pub fn acquire(self, amount: usize) -> UsageGuard {
         let amount = i64::try_from(amount).unwrap_or(i64::MAX);
         self.add_used(amount);
         UsageGuard { limit: self, amount }
     }
 
+    /// The metrics of the limit at this moment.
     pub(crate) fn snapshot(self) -> LimitSnapshot {
-        let LimitState { value, has_usage: is_taken, hits } = self.state();
-        // A concurrent change can be missed for a moment, so the sum may be negative.
+        let LimitState { value, has_usage, hits } = self.state();
+        // A change on two stripes can be read in part, so the sum may be negative for a moment.
         let used = || {
-            let sum: i64 = USED.iter().map(|used| used[self as usize].load(Ordering::Relaxed)).sum();
+            let sum: i64 = USAGE.iter().map(|used| used[self as usize].load(Ordering::Relaxed)).sum();
             sum.max(0)
         };
         let value = f64::from_bits(value.load(Ordering::Relaxed));
         LimitSnapshot {
             limit: self.key(),
             value: (!value.is_nan()).then_some(value),
-            used: is_taken.then(used),
+            used: has_usage.then(used),
             hits: hits.load(Ordering::Relaxed),
         }
     }
@@ -216,9 +219,12 @@ impl Drop for UsageGuard {
 /// The metric families for Prometheus.
 pub(super) fn families() -> Vec<MetricFamily> {
     let all: Vec<_> = Limit::ALL.iter().map(|limit| limit.snapshot()).collect();
-    let value = all.iter().filter_map(|one| Some(expose::gauge(&[("limit", one.limit)], one.value?)));
-    let used = all.iter().filter_map(|one| Some(expose::gauge(&[("limit", one.limit)], one.used? as f64)));
-    let hits = all.iter().map(|one| expose::counter(&[("limit", one.limit)], one.hits as f64));
+    let value =
+        all.iter().filter_map(|snapshot| Some(expose::gauge(&[("limit", snapshot.limit)], snapshot.value?)));
+    let used = all
+        .iter()
+        .filter_map(|snapshot| Some(expose::gauge(&[("limit", snapshot.limit)], snapshot.used? as f64)));
+    let hits = all.iter().map(|snapshot| expose::counter(&[("limit", snapshot.limit)], snapshot.hits as f64));
     vec![
         expose::family("deferral_limit", "Configured limits by key; times in seconds.", expose::GAUGE, value),
         expose::family("deferral_limit_used", "Current usage of concurrency limits.", expose::GAUGE, used),
@@ -233,7 +239,7 @@ mod tests {
     #[test]
     fn usage_is_released_when_the_guard_is_dropped() {
         let before = Limit::Departed.snapshot().used.expect("it can be taken");
-        let taken = Limit::Departed.take(7);
+        let taken = Limit::Departed.acquire(7);
         assert_eq!(Limit::Departed.snapshot().used, Some(before + 7));
         drop(taken);
         assert_eq!(Limit::Departed.snapshot().used, Some(before));

@@ -2,13 +2,13 @@
 //!
 //! There is one set of metrics per process, as there is one log. Emitting an event
 //! ([`events`](super::events)) writes the line and updates the metrics, so that the two agree. Gauges of
-//! current state (tasks, sessions, processes) are read when the metrics are written: [`write()`] takes them
-//! as [`GaugeSnapshot`].
+//! current state (tasks, sessions, processes) are read when the metrics are written: [`write_text`] takes
+//! them as [`GaugeSnapshot`].
 //!
 //! Names and labels are an interface, because dashboards and alerts depend on them. `manual::metrics` lists
 //! them, and `tests/it/metrics/mod.rs` compares the list with the output. Label values are bounded: routes
-//! are those of the configuration, methods those of the specification, and tools are at most [`tools::TOOLS`]
-//! per route.
+//! are those of the configuration, methods those of the specification, and tools are at most
+//! [`tools::MAX_TOOLS`] per route.
 //!
 //! | file | |
 //! |---|---|
@@ -30,7 +30,7 @@ mod tools;
 pub use latency::{LatencyHistogram, LatencySnapshot};
 pub use limits::{Limit, LimitSnapshot, UsageGuard};
 pub use requests::InFlightRequest;
-pub use tools::{OTHER, TOOLS, ToolSnapshot};
+pub use tools::{MAX_TOOLS, OTHER, ToolSnapshot};
 
 use super::{events::RequestOutcome, tap};
 use prometheus::{
@@ -46,18 +46,18 @@ use std::{
 };
 use tools::{ToolCounters, ToolCounts};
 
-/// The metrics of the process.
+/// All metrics of the process.
 struct Metrics {
     registry: Registry,
-    /// All routes since the start. Their counters are exported with the value 0, because `rate()` and
-    /// `increase()` miss a counter that first appears with the value 1.
+    /// All routes since the start of the process. Their counters are exported with the value 0, because
+    /// `rate()` and `increase()` miss a counter that first appears with the value 1.
     routes: Mutex<BTreeSet<Arc<str>>>,
     requests: RequestCounters,
     tools: ToolCounters,
     task_polls: HistogramVec,
     results_uncollected: IntCounterVec,
-    questions: IntCounterVec,
-    questions_waiting: IntGaugeVec,
+    input_requests: IntCounterVec,
+    input_requests_waiting: IntGaugeVec,
     cancel_seconds: HistogramVec,
     outcome_unknown: IntCounterVec,
     child_restarts: IntCounterVec,
@@ -67,10 +67,10 @@ struct Metrics {
     log_lines_dropped: IntCounter,
 }
 
-/// Gauges that are read when the metrics are written.
+/// Values of gauges that are read when the metrics are written.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GaugeSnapshot {
-    /// Route, status, and number of tasks.
+    /// For each route and status, the number of tasks.
     pub tasks: Vec<(Arc<str>, &'static str, usize)>,
     pub servers: Vec<ServerSnapshot>,
 }
@@ -79,7 +79,7 @@ pub struct GaugeSnapshot {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerSnapshot {
     pub route: Arc<str>,
-    /// Whether the last contact succeeded; `None` if there was none.
+    /// Whether the last attempt to reach the server succeeded; `None` if there was none.
     pub is_up: Option<bool>,
     /// Number of open sessions.
     pub sessions: usize,
@@ -87,19 +87,19 @@ pub struct ServerSnapshot {
     pub children: Option<usize>,
 }
 
-/// Label of methods that are not in the specification.
+/// The label of methods that are not in the specification.
 const UNSPECIFIED: &str = "other";
 
-/// Kinds of input requests in the specification: the first part of their methods.
+/// The kinds of input requests in the specification: the first part of their methods.
 const KINDS: [&str; 3] = ["elicitation", "sampling", "roots"];
 
-/// Label of requests without a route.
+/// The label of requests without a route.
 const NO_ROUTE: &str = "none";
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 
-/// An input request of a server that waits for its response. Dropping it counts it as withdrawn, unless it
-/// was closed.
+/// An input request of a server that waits for its response, for the metrics and taps. Dropping it counts the
+/// request as withdrawn, unless it was closed.
 #[derive(Debug)]
 pub struct OpenInputRequest {
     route: Arc<str>,
@@ -109,12 +109,12 @@ pub struct OpenInputRequest {
     is_closed: bool,
 }
 
-/// The principal and the tool of the call that an input request belongs to.
+/// The principal and the tool of the call during which an input request was sent.
 #[derive(Clone, Debug, Default)]
 pub struct CallOrigin {
     /// The principal as shown in logs.
     pub principal: String,
-    /// The tool, prompt or resource.
+    /// The name of the tool or prompt, or the URI of the resource.
     pub tool: String,
 }
 
@@ -125,17 +125,18 @@ pub enum InputRequestOutcome {
     Answered,
     /// The request expired without a response.
     Declined,
-    /// No client can respond to it.
+    /// The proxy refused it, because no client can respond to it.
     Refused,
-    /// The server cancelled it, or the call ended first.
+    /// The server cancelled the request, or the call ended first.
     Withdrawn,
 }
 
 /// The outcome of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TicketOutcome {
+    /// The client was given the ticket.
     Issued,
-    /// The result was fetched.
+    /// The client fetched the result.
     Collected,
     /// The result expired before it was fetched.
     NeverCollected,
@@ -147,14 +148,14 @@ impl Metrics {
     fn new() -> Self {
         let registry = Registry::new();
         let counters = |name, help, labels: &[&str]| {
-            registered(&registry, IntCounterVec::new(Opts::new(name, help), labels))
+            register(&registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
         let gauges = |name, help, labels: &[&str]| {
-            registered(&registry, IntGaugeVec::new(Opts::new(name, help), labels))
+            register(&registry, IntGaugeVec::new(Opts::new(name, help), labels))
         };
         let histograms = |name, help, labels: &[&str], buckets: &[f64]| {
             let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-            registered(&registry, HistogramVec::new(options, labels))
+            register(&registry, HistogramVec::new(options, labels))
         };
         Self {
             routes: Mutex::default(),
@@ -171,12 +172,12 @@ impl Metrics {
                 "Task results that expired before they were fetched.",
                 &["route"],
             ),
-            questions: counters(
+            input_requests: counters(
                 "deferral_questions_total",
                 "Input requests of servers, by outcome.",
                 &["route", "kind", "outcome"],
             ),
-            questions_waiting: gauges(
+            input_requests_waiting: gauges(
                 "deferral_questions_waiting",
                 "Input requests that wait for a response.",
                 &["route"],
@@ -209,7 +210,7 @@ impl Metrics {
                 &[0.000_01, 0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0],
             ),
             tickets: counters("deferral_tickets_total", "Tickets, by outcome.", &["route", "outcome"]),
-            log_lines_dropped: registered(
+            log_lines_dropped: register(
                 &registry,
                 IntCounter::new(
                     "deferral_log_lines_dropped_total",
@@ -220,18 +221,26 @@ impl Metrics {
         }
     }
 
-    fn tool<T>(&self, route: &str, tool: &str, is_real: bool, count: impl FnOnce(&ToolCounts) -> T) -> T {
-        self.tools.count_in(route, tool, is_real, count)
+    /// See [`ToolCounters::with_counts`].
+    fn with_tool<T>(
+        &self,
+        route: &str,
+        tool: &str,
+        is_real: bool,
+        count: impl FnOnce(&ToolCounts) -> T,
+    ) -> T {
+        self.tools.with_counts(route, tool, is_real, count)
     }
 }
 
-fn registered<M: Collector + Clone + 'static>(registry: &Registry, metric: prometheus::Result<M>) -> M {
+/// Registers a metric, and returns it.
+fn register<M: Collector + Clone + 'static>(registry: &Registry, metric: prometheus::Result<M>) -> M {
     let metric = metric.expect("names and labels are valid");
     registry.register(Box::new(metric.clone())).expect("names are unique");
     metric
 }
 
-/// Counts of client requests.
+/// The counts of client requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CallCounts {
     /// Requests in flight.
@@ -242,8 +251,8 @@ pub struct CallCounts {
     pub by_outcome: BTreeMap<String, u64>,
 }
 
-/// The counts of client requests on all routes.
-pub fn calls() -> CallCounts {
+/// Returns the counts of client requests on all routes together.
+pub fn call_counts() -> CallCounts {
     let mut calls = CallCounts::default();
     for of_route in METRICS.requests.snapshot().values() {
         calls.in_flight += of_route.in_flight.and_then(|count| u64::try_from(count).ok()).unwrap_or_default();
@@ -255,22 +264,22 @@ pub fn calls() -> CallCounts {
     calls
 }
 
-/// The number of requests in flight on a route.
-pub fn in_flight(route: &str) -> u64 {
+/// Returns the number of client requests in flight on a route.
+pub fn requests_in_flight(route: &str) -> u64 {
     let counted = METRICS.requests.snapshot();
     let of_route = counted.get(route).and_then(|of_route| of_route.in_flight);
     of_route.and_then(|count| u64::try_from(count).ok()).unwrap_or_default()
 }
 
-/// The number of open input requests.
-pub fn questions_waiting() -> u64 {
-    let families = METRICS.questions_waiting.collect();
+/// Returns the number of open input requests on all routes together.
+pub fn open_input_requests() -> u64 {
+    let families = METRICS.input_requests_waiting.collect();
     let metrics = families.iter().flat_map(MetricFamily::get_metric);
     metrics.map(|metric| metric.get_gauge().get_value() as u64).sum()
 }
 
-/// All metrics in the Prometheus text format 0.0.4.
-pub fn write(seen: &GaugeSnapshot) -> Vec<u8> {
+/// Writes all metrics in the Prometheus text format 0.0.4.
+pub fn write_text(gauges: &GaugeSnapshot) -> Vec<u8> {
     let metrics = &*METRICS;
     let mut families = metrics.registry.gather();
     let routes = metrics.routes.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -279,7 +288,7 @@ pub fn write(seen: &GaugeSnapshot) -> Vec<u8> {
     families.extend(limits::families());
     #[cfg(target_os = "linux")]
     families.extend(process::families());
-    families.extend(seen.families());
+    families.extend(gauges.families());
     families.retain(|family| !family.get_metric().is_empty());
     families.sort_by(|one, other| one.name().cmp(other.name()));
     let mut text = Vec::new();
@@ -287,21 +296,21 @@ pub fn write(seen: &GaugeSnapshot) -> Vec<u8> {
     text
 }
 
-/// The media type of [`write()`].
-pub const TEXT: &str = prometheus::TEXT_FORMAT;
+/// The media type of the output of [`write_text`].
+pub const TEXT_FORMAT: &str = prometheus::TEXT_FORMAT;
 
-/// The metrics of each tool.
-pub fn tools() -> Vec<ToolSnapshot> {
+/// Returns the metrics of each tool of each route.
+pub fn tool_snapshots() -> Vec<ToolSnapshot> {
     METRICS.tools.snapshot()
 }
 
-/// The metrics of each limit.
-pub fn limits() -> Vec<LimitSnapshot> {
+/// Returns the metrics of each limit.
+pub fn limit_snapshots() -> Vec<LimitSnapshot> {
     Limit::ALL.iter().map(|limit| limit.snapshot()).collect()
 }
 
-/// Creates the counters of a route, so that they are exported from now on. `has_processes` is set for stdio
-/// servers.
+/// Creates the counters of a route, so that they are exported from now on. `has_processes` is set for the
+/// route of a stdio server.
 pub fn register_route(route: &Arc<str>, has_processes: bool) {
     let metrics = &*METRICS;
     metrics.routes.lock().unwrap_or_else(PoisonError::into_inner).insert(Arc::clone(route));
@@ -315,10 +324,10 @@ pub fn register_route(route: &Arc<str>, has_processes: bool) {
     for histogram in [&metrics.task_polls, &metrics.cancel_seconds] {
         histogram.with_label_values(of_route);
     }
-    metrics.questions_waiting.with_label_values(of_route);
+    metrics.input_requests_waiting.with_label_values(of_route);
     for kind in KINDS.into_iter().chain([UNSPECIFIED]) {
         for outcome in InputRequestOutcome::ALL {
-            metrics.questions.with_label_values(&[route, kind, outcome.as_str()]);
+            metrics.input_requests.with_label_values(&[route, kind, outcome.as_str()]);
         }
     }
     for outcome in TicketOutcome::ALL {
@@ -326,14 +335,14 @@ pub fn register_route(route: &Arc<str>, has_processes: bool) {
     }
 }
 
-/// Creates the histograms of the task store's operations.
+/// Creates the histograms of these operations of the task store.
 pub fn register_store_operations(operations: &[&str]) {
     for op in operations {
         METRICS.store_seconds.with_label_values(&[op]);
     }
 }
 
-/// Counts a request that ended.
+/// Counts a client request that ended.
 pub(super) fn record_request(route: &str, method: &str, outcome: RequestOutcome) {
     let route = if route.is_empty() { NO_ROUTE } else { route };
     METRICS.requests.record_end(route, method, outcome);
@@ -344,10 +353,10 @@ pub(super) fn record_call(route: &str, tool: &str, outcome: RequestOutcome, took
     if outcome == RequestOutcome::Task {
         return;
     }
-    // Only a result proves that the tool exists: clients can get any other outcome with an invented name.
-    METRICS.tool(route, tool, outcome == RequestOutcome::Result, |tool| {
+    // Only a result proves that the tool exists: clients can cause any other outcome with an invented name.
+    METRICS.with_tool(route, tool, outcome == RequestOutcome::Result, |tool| {
         match outcome {
-            // The server was not called, or the client will retry.
+            // Do not count the duration: the server was not called, or the client will retry.
             RequestOutcome::Refused | RequestOutcome::InputRequired => return,
             RequestOutcome::TimedOut => drop(tool.timed_out.fetch_add(1, Ordering::Relaxed)),
             RequestOutcome::Disconnected => drop(tool.departed.fetch_add(1, Ordering::Relaxed)),
@@ -363,13 +372,14 @@ pub(super) fn record_call(route: &str, tool: &str, outcome: RequestOutcome, took
     });
 }
 
-/// Records that the server of this route lists this tool.
+/// Records that the server of this route lists this tool, so that its calls are counted by name.
 pub fn mark_tool_listed(route: &str, tool: &str) {
     METRICS.tools.mark_listed(route, tool);
 }
 
+/// Counts a call that became a task.
 pub(super) fn record_task_created(route: &str, tool: &str) {
-    METRICS.tool(route, tool, false, |tool| tool.tasks_created.fetch_add(1, Ordering::Relaxed));
+    METRICS.with_tool(route, tool, false, |tool| tool.tasks_created.fetch_add(1, Ordering::Relaxed));
 }
 
 /// Counts a task that ended with this status, `age` after its creation and after its call had run for
@@ -381,14 +391,15 @@ pub(super) fn record_task_ended(
     waited: Duration,
     age: Duration,
 ) {
-    METRICS.tool(route, tool, is_success, |tool| tool.record_task_end(status, waited, age));
+    METRICS.with_tool(route, tool, is_success, |tool| tool.record_task_end(status, waited, age));
 }
 
 /// Counts a call that would have become a task. `is_success` is set if the call ended without an error.
 pub(super) fn record_would_defer(route: &str, tool: &str, is_success: bool) {
-    METRICS.tool(route, tool, is_success, |tool| tool.would_defer.fetch_add(1, Ordering::Relaxed));
+    METRICS.with_tool(route, tool, is_success, |tool| tool.would_defer.fetch_add(1, Ordering::Relaxed));
 }
 
+/// Counts log lines that were dropped.
 pub(super) fn record_log_lines_dropped(count: u64) {
     METRICS.log_lines_dropped.inc_by(count);
 }
@@ -398,11 +409,12 @@ pub(super) fn log_lines_dropped_so_far() -> u64 {
     METRICS.log_lines_dropped.get()
 }
 
+/// Counts a call that was lost after it had been sent.
 pub(super) fn record_outcome_unknown(route: &str) {
     METRICS.outcome_unknown.with_label_values(&[route]).inc();
 }
 
-/// Counts a process that was started after one had ended by itself.
+/// Counts a process of a stdio server that was started after one had ended by itself.
 pub fn record_child_restart(route: &str) {
     METRICS.child_restarts.with_label_values(&[route]).inc();
 }
@@ -412,7 +424,7 @@ pub(super) fn record_event_skipped(route: &str) {
     METRICS.events_skipped.with_label_values(&[route]).inc();
 }
 
-/// Counts a task whose end was fetched, after this many polls.
+/// Counts a task whose end was fetched by a client, after this many polls.
 pub fn record_task_fetched(route: &str, polls: u32) {
     METRICS.task_polls.with_label_values(&[route]).observe(f64::from(polls));
 }
@@ -424,16 +436,17 @@ pub fn record_uncollected_result(route: &str) {
 
 /// Counts an input request with this outcome.
 pub(super) fn record_input_request(route: &str, method: &str, outcome: InputRequestOutcome) {
-    METRICS.questions.with_label_values(&[route, kind_of(method), outcome.as_str()]).inc();
+    METRICS.input_requests.with_label_values(&[route, input_kind_label(method), outcome.as_str()]).inc();
 }
 
-fn kind_of(method: &str) -> &'static str {
+/// The kind of an input request, as a label.
+fn input_kind_label(method: &str) -> &'static str {
     let family = method.split_once('/').map(|(family, _)| family);
     KINDS.into_iter().find(|kind| family == Some(*kind)).unwrap_or(UNSPECIFIED)
 }
 
 /// Records the time until a server accepted a cancellation.
-pub fn record_cancel(route: &str, took: Duration) {
+pub fn record_cancellation(route: &str, took: Duration) {
     METRICS.cancel_seconds.with_label_values(&[route]).observe(took.as_secs_f64());
 }
 
@@ -442,6 +455,7 @@ pub fn record_store_operation(op: &str, took: Duration) {
     METRICS.store_seconds.with_label_values(&[op]).observe(took.as_secs_f64());
 }
 
+/// Counts a ticket with this outcome.
 pub fn record_ticket(route: &str, outcome: TicketOutcome) {
     METRICS.tickets.with_label_values(&[route, outcome.as_str()]).inc();
 }
@@ -449,33 +463,39 @@ pub fn record_ticket(route: &str, outcome: TicketOutcome) {
 // === impl OpenInputRequest ===
 
 impl OpenInputRequest {
-    /// Opens an input request of a server.
+    /// Records that a server has sent an input request.
     pub fn open(route: &Arc<str>, origin: CallOrigin, method: &str) -> Self {
-        METRICS.questions_waiting.with_label_values(&[&**route]).inc();
+        METRICS.input_requests_waiting.with_label_values(&[&**route]).inc();
         let method = method.to_owned();
-        let open =
-            Self { route: Arc::clone(route), origin, kind: kind_of(&method), method, is_closed: false };
+        let open = Self {
+            route: Arc::clone(route),
+            origin,
+            kind: input_kind_label(&method),
+            method,
+            is_closed: false,
+        };
         open.publish("asked");
         open
     }
 
-    /// Closes it with the client's response.
+    /// Closes the request: the client responded.
     pub fn close_answered(self) {
         self.close(InputRequestOutcome::Answered);
     }
 
-    /// Closes it as expired.
+    /// Closes the request: it expired.
     pub fn close_declined(self) {
         self.close(InputRequestOutcome::Declined);
     }
 
+    /// Closes the request, and counts its outcome.
     fn close(mut self, outcome: InputRequestOutcome) {
         self.is_closed = true;
         self.publish(outcome.as_str());
-        METRICS.questions.with_label_values(&[&*self.route, self.kind, outcome.as_str()]).inc();
+        METRICS.input_requests.with_label_values(&[&*self.route, self.kind, outcome.as_str()]).inc();
     }
 
-    /// Closes it with an outcome that is counted elsewhere.
+    /// Closes the request with an outcome that is counted elsewhere.
     pub fn close_uncounted(mut self, outcome: InputRequestOutcome) {
         self.is_closed = true;
         self.publish(outcome.as_str());
@@ -487,8 +507,8 @@ impl OpenInputRequest {
             return;
         }
         let (principal, tool) = (&self.origin.principal, &*self.origin.tool);
-        let about = tap::TapSubject { route: &self.route, principal, token: None, tool };
-        tap::publish("input_request", about, None, |line| {
+        let subject = tap::TapSubject { route: &self.route, principal, token: None, tool };
+        tap::publish("input_request", subject, None, |line| {
             for (name, value) in [("method", &*self.method), ("tool", tool), ("outcome", outcome)] {
                 line.insert(name.to_owned(), value.into());
             }
@@ -498,11 +518,11 @@ impl OpenInputRequest {
 
 impl Drop for OpenInputRequest {
     fn drop(&mut self) {
-        METRICS.questions_waiting.with_label_values(&[&*self.route]).dec();
+        METRICS.input_requests_waiting.with_label_values(&[&*self.route]).dec();
         if !self.is_closed {
             self.publish(InputRequestOutcome::Withdrawn.as_str());
             let labels = [&*self.route, self.kind, InputRequestOutcome::Withdrawn.as_str()];
-            METRICS.questions.with_label_values(&labels).inc();
+            METRICS.input_requests.with_label_values(&labels).inc();
         }
     }
 }
@@ -539,6 +559,7 @@ impl TicketOutcome {
 // === impl GaugeSnapshot ===
 
 impl GaugeSnapshot {
+    /// The metric families for Prometheus.
     fn families(&self) -> Vec<MetricFamily> {
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         let tasks = self.tasks.iter().map(|(route, status, count)| {
@@ -575,7 +596,7 @@ impl GaugeSnapshot {
     }
 }
 
-/// The method as a label; unspecified methods share one.
+/// The method as the label `method` of metrics; methods that are not in the specification share one.
 pub fn method_label(method: &crate::protocol::Method) -> &str {
     match method {
         crate::protocol::Method::Other(_) => UNSPECIFIED,

@@ -11,23 +11,24 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Counters of all routes.
+/// The request counters of all routes.
 #[derive(Debug, Default)]
 pub(super) struct RequestCounters(PerThread<Mutex<CountsByRoute>>);
 
 /// The counts of one stripe, or their sum, by route.
 type CountsByRoute = BTreeMap<Box<str>, RouteCounts>;
 
+/// The request counts of one route.
 #[derive(Debug, Default)]
 pub(super) struct RouteCounts {
-    /// Requests that began here minus those that ended here; most end on another stripe. `None` if none
-    /// began, as for requests without a route.
+    /// The number of requests that began on this stripe minus those that ended on it, which may have begun on
+    /// another. `None` if none began, as for requests without a route.
     pub(super) in_flight: Option<i64>,
-    /// A list, because there are few entries.
+    /// The requests that ended; a list, because there are few entries.
     pub(super) ended: Vec<OutcomeCount>,
 }
 
-/// Number of requests of one method with the same outcome.
+/// The number of requests of one method with the same outcome.
 #[derive(Clone, Debug)]
 pub(super) struct OutcomeCount {
     pub(super) method: Box<str>,
@@ -35,16 +36,16 @@ pub(super) struct OutcomeCount {
     pub(super) count: u64,
 }
 
-/// Outcomes that alerts are based on.
+/// The outcomes that alerts are based on.
 const FAILURES: [RequestOutcome; 3] =
     [RequestOutcome::UpstreamFailed, RequestOutcome::TimedOut, RequestOutcome::ProxyFailed];
 
 // === impl RequestCounters ===
 
 impl RequestCounters {
-    /// Adds to the number of requests in flight.
-    pub(super) fn add_in_flight(&self, route: &str, more: i64) {
-        self.update_route(route, |of_route| *of_route.in_flight.get_or_insert(0) += more);
+    /// Adds `delta`, which may be negative, to the number of requests in flight.
+    pub(super) fn add_in_flight(&self, route: &str, delta: i64) {
+        self.update_route(route, |of_route| *of_route.in_flight.get_or_insert(0) += delta);
     }
 
     /// Counts a request that ended.
@@ -122,16 +123,17 @@ fn lock(counts: &Mutex<CountsByRoute>) -> MutexGuard<'_, CountsByRoute> {
 // === impl RouteCounts ===
 
 impl RouteCounts {
-    fn add(&mut self, method: &str, outcome: RequestOutcome, more: u64) {
-        let known = self.ended.iter_mut().find(|ended| ended.outcome == outcome && *ended.method == *method);
-        match known {
-            Some(ended) => ended.count += more,
-            None => self.ended.push(OutcomeCount { method: method.into(), outcome, count: more }),
+    fn add(&mut self, method: &str, outcome: RequestOutcome, delta: u64) {
+        let existing =
+            self.ended.iter_mut().find(|ended| ended.outcome == outcome && *ended.method == *method);
+        match existing {
+            Some(ended) => ended.count += delta,
+            None => self.ended.push(OutcomeCount { method: method.into(), outcome, count: delta }),
         }
     }
 }
 
-/// A request in flight, until this is dropped.
+/// A client request that counts as in flight until this is dropped.
 #[derive(Debug)]
 pub struct InFlightRequest {
     route: Arc<str>,
@@ -140,11 +142,13 @@ pub struct InFlightRequest {
 // === impl InFlightRequest ===
 
 impl InFlightRequest {
+    /// Counts a client request of this route as in flight.
     pub fn begin(route: &Arc<str>) -> Self {
         super::METRICS.requests.add_in_flight(route, 1);
         Self { route: Arc::clone(route) }
     }
 
+    /// The path of the request's route.
     pub fn route(&self) -> &str {
         &self.route
     }

@@ -4,7 +4,7 @@
 use super::{Span, SpanKind, Tracer};
 use crate::protocol::{Method, RequestId, TraceContext};
 
-/// The parts of a message that its span shows.
+/// The parts of a JSON-RPC message that become attributes of its span.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageAttributes<'a> {
     pub method: &'a str,
@@ -14,32 +14,33 @@ pub struct MessageAttributes<'a> {
     pub id: Option<&'a RequestId>,
 }
 
-/// Maximum length of an attribute that the client chooses, in characters.
-const SHOWN: usize = 200;
+/// Maximum length of an attribute whose value a client chooses, in characters.
+const MAX_ATTRIBUTE_CHARS: usize = 200;
 
-/// Number of digits of a task id that are shown: enough to find it in the log, too few to use the task.
+/// Number of digits of a task id that a span shows: enough to find the task in the log, too few to use it.
 const TASK_TAG_CHARS: usize = 8;
 
 // === impl MessageAttributes ===
 
 impl MessageAttributes<'_> {
     /// Begins a span for the message.
-    pub fn begin(self, tracer: &Tracer, kind: SpanKind, parent: Option<&TraceContext>) -> Span {
+    pub fn begin_span(self, tracer: &Tracer, kind: SpanKind, parent: Option<&TraceContext>) -> Span {
         let target = self.target_attribute();
         let mut span = tracer.begin(kind, parent, || match target {
-            Some((_, name)) => format!("{} {}", shown(self.method), shown(name)),
-            None => shown(self.method).to_owned(),
+            Some((_, name)) => format!("{} {}", truncate(self.method), truncate(name)),
+            None => truncate(self.method).to_owned(),
         });
         if span.is_recorded() {
-            self.describe(&mut span);
+            self.set_attributes(&mut span);
         }
         span
     }
 
-    fn describe(self, span: &mut Span) {
-        span.set("mcp.method.name", shown(self.method).to_owned());
+    /// Sets the attributes of the span.
+    fn set_attributes(self, span: &mut Span) {
+        span.set("mcp.method.name", truncate(self.method).to_owned());
         if let Some((key, name)) = self.target_attribute() {
-            span.set(key, shown(name).to_owned());
+            span.set(key, truncate(name).to_owned());
         }
         if self.method == Method::ToolsCall.as_str() {
             span.set("gen_ai.operation.name", "execute_tool");
@@ -49,7 +50,7 @@ impl MessageAttributes<'_> {
         }
     }
 
-    /// The attribute for the target, and its value.
+    /// The name of the attribute for the target, and its value; `None` if the target is omitted.
     fn target_attribute(&self) -> Option<(&'static str, &str)> {
         let key = match self.method {
             "tools/call" => "gen_ai.tool.name",
@@ -60,21 +61,21 @@ impl MessageAttributes<'_> {
     }
 }
 
-/// Sets the request id.
+/// Sets the attribute `jsonrpc.request.id`.
 pub fn set_request_id(span: &mut Span, id: &RequestId) {
     if let Ok(text) = std::str::from_utf8(id.as_bytes()) {
-        span.set("jsonrpc.request.id", shown(text.trim_matches('"')).to_owned());
+        span.set("jsonrpc.request.id", truncate(text.trim_matches('"')).to_owned());
     }
 }
 
-/// The shown part of a task id.
+/// The beginning of a task id, as spans show it.
 pub fn task_tag(id: &str) -> String {
     id.chars().take(TASK_TAG_CHARS).collect()
 }
 
-/// Truncates a text.
-fn shown(text: &str) -> &str {
-    text.char_indices().nth(SHOWN).map_or(text, |(end, _)| &text[..end])
+/// Truncates an attribute value to the maximum length.
+fn truncate(text: &str) -> &str {
+    text.char_indices().nth(MAX_ATTRIBUTE_CHARS).map_or(text, |(end, _)| &text[..end])
 }
 
 #[cfg(test)]
@@ -83,9 +84,9 @@ mod tests {
 
     #[test]
     fn attributes_that_clients_choose_are_truncated() {
-        let long = "ä".repeat(SHOWN + 1);
-        assert_eq!(shown(&long), "ä".repeat(SHOWN));
-        assert_eq!(shown("tools/call"), "tools/call");
+        let long = "ä".repeat(MAX_ATTRIBUTE_CHARS + 1);
+        assert_eq!(truncate(&long), "ä".repeat(MAX_ATTRIBUTE_CHARS));
+        assert_eq!(truncate("tools/call"), "tools/call");
         assert_eq!(task_tag(&"0123456789abcdef".repeat(2)), "01234567");
     }
 }

@@ -31,22 +31,24 @@ pub use span::{Span, Tracer};
 
 use std::time::SystemTime;
 
-/// The kind of a span.
+/// The kind of a span, as OpenTelemetry defines it from the view of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpanKind {
-    /// A request of a client.
+    /// The proxy handles a request of a client.
     Server,
-    /// A request to a server.
+    /// The proxy sends a request to a server.
     Client,
 }
 
-/// The value of an attribute.
+/// The value of a span attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttributeValue {
-    Word(&'static str),
+    /// A text that is known at compile time.
+    Static(&'static str),
+    /// A text of a message or of the configuration.
     Text(Box<str>),
-    Number(i64),
-    Truth(bool),
+    Integer(i64),
+    Boolean(bool),
 }
 
 /// Clock and randomness for spans.
@@ -61,8 +63,8 @@ pub struct TraceSources {
 // === impl AttributeValue ===
 
 impl From<&'static str> for AttributeValue {
-    fn from(word: &'static str) -> Self {
-        Self::Word(word)
+    fn from(text: &'static str) -> Self {
+        Self::Static(text)
     }
 }
 
@@ -74,12 +76,12 @@ impl From<String> for AttributeValue {
 
 impl From<i64> for AttributeValue {
     fn from(number: i64) -> Self {
-        Self::Number(number)
+        Self::Integer(number)
     }
 }
 
 impl From<bool> for AttributeValue {
-    fn from(truth: bool) -> Self {
-        Self::Truth(truth)
+    fn from(value: bool) -> Self {
+        Self::Boolean(value)
     }
 }

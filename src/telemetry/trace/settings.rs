@@ -9,11 +9,13 @@ use std::time::Duration;
 pub struct ExportSettings {
     /// The URL of exports, including the path.
     pub endpoint: Uri,
-    /// The display form of the collector: with variables by name, and without the query.
-    pub shown: String,
+    /// The collector's URL for display, without the query; environment variables in it are shown by name, not
+    /// by value.
+    pub display_url: String,
     pub protocol: OtlpProtocol,
     /// Headers of each export. May contain secrets.
     pub headers: HeaderMap,
+    /// The decision which traces are recorded.
     pub sampler: TraceSampler,
     /// Time for one export, including the response.
     pub timeout: Duration,
@@ -21,43 +23,45 @@ pub struct ExportSettings {
     pub resource: Vec<(String, String)>,
 }
 
-/// Protocol of the export.
+/// The protocol of the export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OtlpProtocol {
     /// Protobuf in the body of a POST.
     #[default]
     Http,
+    /// A gRPC call.
     Grpc,
 }
 
-/// Sampling of traces.
+/// The decision which traces are recorded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TraceSampler {
-    /// Whether the client's sampling decision applies, if there is one.
+    /// Whether the sampling decision in the client's trace context applies, if there is one.
     pub follows_parent: bool,
     /// The share of all other traces that is recorded, from 0 to 1.
     pub share: f64,
 }
 
-/// The default timeout of the OTLP specification.
-pub const TIMEOUT: Duration = Duration::from_secs(10);
+/// The default time limit of one export, from the OTLP specification.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Path of exports below the URL of a collector (OTLP, *OTLP/HTTP Request*).
+/// The path of exports below the URL of a collector (OTLP, *OTLP/HTTP Request*).
 const HTTP_PATH: &str = "/v1/traces";
+/// The path of the gRPC method.
 const GRPC_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
 // === impl ExportSettings ===
 
 impl ExportSettings {
-    /// Default settings for this collector.
+    /// The default settings for the collector at this URL.
     pub fn for_collector(collector: &Uri, protocol: OtlpProtocol) -> Self {
         Self {
             endpoint: protocol.endpoint(collector),
-            shown: String::new(),
+            display_url: String::new(),
             protocol,
             headers: HeaderMap::new(),
             sampler: TraceSampler::default(),
-            timeout: TIMEOUT,
+            timeout: DEFAULT_TIMEOUT,
             resource: Vec::new(),
         }
     }
@@ -66,9 +70,9 @@ impl ExportSettings {
 impl std::fmt::Debug for ExportSettings {
     /// Omits header values, which may be secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { endpoint: _, shown, protocol, headers, sampler, timeout, resource } = self;
+        let Self { endpoint: _, display_url, protocol, headers, sampler, timeout, resource } = self;
         f.debug_struct("ExportSettings")
-            .field("endpoint", shown)
+            .field("endpoint", display_url)
             .field("protocol", protocol)
             .field("headers", &headers.keys().collect::<Vec<_>>())
             .field("sampler", sampler)
@@ -108,17 +112,18 @@ impl Default for TraceSampler {
 }
 
 impl TraceSampler {
-    /// Whether a trace is recorded; `parent` is the client's span.
+    /// Whether a trace with this id is recorded; `parent` is the span of the client, if it sent one.
     pub fn is_sampled(self, trace: &[u8; 16], parent: Option<&TraceContext>) -> bool {
         if let Some(parent) = parent
             && self.follows_parent
         {
             return parent.is_sampled();
         }
-        // The algorithm of the SDKs, so that processes with the same share select the same traces.
+        // Use the algorithm of the OpenTelemetry SDKs, so that processes with the same share select the same
+        // traces.
         let [.., a, b, c, d, e, f, g, h] = *trace;
-        let drawn = u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 1;
-        drawn < (self.share.clamp(0.0, 1.0) * (1_u64 << 63) as f64) as u64
+        let random = u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 1;
+        random < (self.share.clamp(0.0, 1.0) * (1_u64 << 63) as f64) as u64
     }
 }
 

@@ -1,4 +1,4 @@
-//! Recorded data of spans, from their beginning until they are dropped.
+//! The recorded data of spans, from their beginning until they are dropped.
 
 use super::{AttributeValue, SpanKind, TraceSources, settings::TraceSampler};
 use crate::protocol::{
@@ -20,27 +20,30 @@ use tokio::sync::mpsc;
 #[derive(Clone, Default)]
 pub struct Tracer(Option<Arc<SpanRecorder>>);
 
-/// Clock, sampler and queue of the spans of a tracer.
+/// The sampler, the clock and the export queue of a tracer.
 pub(super) struct SpanRecorder {
     pub(super) sampler: TraceSampler,
-    pub(super) world: TraceSources,
-    pub(super) ended: mpsc::Sender<Box<SpanRecord>>,
+    pub(super) sources: TraceSources,
+    /// The queue of ended spans, which the exporter reads.
+    pub(super) queue: mpsc::Sender<Box<SpanRecord>>,
     /// Number of spans that did not fit into the queue.
     pub(super) dropped: Arc<AtomicU64>,
 }
 
-/// A span. It is empty if tracing is off, and has only a context if it is not sampled. It ends when it is
-/// dropped.
+/// A span, which ends when it is dropped. It is empty if tracing is off, and has only a context to propagate
+/// if the trace is not sampled.
 #[derive(Default)]
 pub struct Span(Option<Box<LiveSpan>>);
 
+/// The state of a span while tracing is on.
 struct LiveSpan {
+    /// The trace context of the span, to be propagated.
     context: TraceContext,
-    /// `None` if the trace is not sampled.
-    recorded: Option<(Box<SpanRecord>, Arc<SpanRecorder>)>,
+    /// The recorded data, and its recorder; `None` if the trace is not sampled.
+    record: Option<(Box<SpanRecord>, Arc<SpanRecorder>)>,
 }
 
-/// The data that is exported.
+/// The data of a span that is exported.
 #[derive(Debug)]
 pub(super) struct SpanRecord {
     pub(super) context: TraceContext,
@@ -51,13 +54,14 @@ pub(super) struct SpanRecord {
     pub(super) ended: SystemTime,
     pub(super) attributes: SmallVec<[(&'static str, AttributeValue); 10]>,
     pub(super) events: Vec<SpanEvent>,
-    /// Number of events beyond [`EVENTS`].
+    /// The number of events beyond [`MAX_EVENTS`], which are not recorded.
     pub(super) events_omitted: u32,
     pub(super) links: SmallVec<[TraceContext; 1]>,
-    /// The error message, if the span failed.
-    pub(super) failed: Option<Box<str>>,
+    /// The error message if the span failed; empty if it has none.
+    pub(super) error_message: Option<Box<str>>,
 }
 
+/// The parent of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpanParent {
     pub(super) span: [u8; 8],
@@ -73,11 +77,12 @@ pub(super) struct SpanEvent {
     pub(super) attributes: SmallVec<[(&'static str, AttributeValue); 2]>,
 }
 
-/// Maximum number of events of a span; further ones are counted. The SDKs use the same number.
-const EVENTS: usize = 128;
+/// Maximum number of events of a span; further ones are only counted. The OpenTelemetry SDKs use the same
+/// number.
+const MAX_EVENTS: usize = 128;
 
 /// Maximum number of links of a span.
-const LINKS: usize = 8;
+const MAX_LINKS: usize = 8;
 
 // === impl Tracer ===
 
@@ -86,12 +91,13 @@ impl Tracer {
         Self(Some(Arc::new(recorder)))
     }
 
+    /// Whether tracing is on.
     pub const fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
     /// Begins a span. The parent of a `Server` span is the client's span, that of a `Client` span is a
-    /// `Server` span; without a parent a new trace begins. `name` is called only if the span is recorded.
+    /// `Server` span; without a parent, a new trace begins. `name` is called only if the span is recorded.
     pub fn begin(
         &self,
         kind: SpanKind,
@@ -99,11 +105,11 @@ impl Tracer {
         name: impl FnOnce() -> String,
     ) -> Span {
         let Some(recorder) = &self.0 else { return Span::default() };
-        let [trace, span] = ids((recorder.world.random)());
+        let [trace, span] = split_ids((recorder.sources.random)());
         let trace = parent.map_or(trace, |parent| parent.trace);
         let mut context = match parent {
-            Some(parent) => parent.with_span(last(span)),
-            None => TraceContext { trace, span: last(span), flags: RANDOM, state: None },
+            Some(parent) => parent.with_span(last_eight(span)),
+            None => TraceContext { trace, span: last_eight(span), flags: RANDOM, state: None },
         };
         // The sampling decision of the `Server` span applies to its children.
         let is_sampled = match (kind, parent) {
@@ -111,11 +117,11 @@ impl Tracer {
             (SpanKind::Client | SpanKind::Server, _) => recorder.sampler.is_sampled(&trace, parent),
         };
         context.flags = context.flags & !SAMPLED | if is_sampled { SAMPLED } else { 0 };
-        let recorded = is_sampled.then(|| {
-            let now = (recorder.world.now)();
+        let record = is_sampled.then(|| {
+            let now = (recorder.sources.now)();
             let parent =
                 parent.map(|parent| SpanParent { span: parent.span, is_remote: kind == SpanKind::Server });
-            let recorded = SpanRecord {
+            let record = SpanRecord {
                 context: context.clone(),
                 parent,
                 kind,
@@ -126,11 +132,11 @@ impl Tracer {
                 events: Vec::new(),
                 events_omitted: 0,
                 links: SmallVec::new(),
-                failed: None,
+                error_message: None,
             };
-            (Box::new(recorded), Arc::clone(recorder))
+            (Box::new(record), Arc::clone(recorder))
         });
-        Span(Some(Box::new(LiveSpan { context, recorded })))
+        Span(Some(Box::new(LiveSpan { context, record })))
     }
 }
 
@@ -141,85 +147,91 @@ impl fmt::Debug for Tracer {
 }
 
 /// Splits random bytes into a trace id and a span id. All zeros are invalid, and are replaced.
-fn ids(drawn: [u8; 24]) -> [[u8; 16]; 2] {
+fn split_ids(random: [u8; 24]) -> [[u8; 16]; 2] {
     let (mut trace, mut span) = ([0; 16], [0; 16]);
-    trace.copy_from_slice(&drawn[..16]);
-    span[8..].copy_from_slice(&drawn[16..]);
+    trace.copy_from_slice(&random[..16]);
+    span[8..].copy_from_slice(&random[16..]);
     [trace, span].map(|id| if id == [0; 16] { [1; 16] } else { id })
 }
 
-fn last([.., a, b, c, d, e, f, g, h]: [u8; 16]) -> [u8; 8] {
+/// The last eight bytes.
+fn last_eight([.., a, b, c, d, e, f, g, h]: [u8; 16]) -> [u8; 8] {
     [a, b, c, d, e, f, g, h]
 }
 
 // === impl Span ===
 
 impl Span {
-    fn recorded(&mut self) -> Option<(&mut SpanRecord, &SpanRecorder)> {
-        let (recorded, recorder) = self.0.as_mut()?.recorded.as_mut()?;
-        Some((recorded, recorder))
+    /// The recorded data and its recorder; `None` if the span is not recorded.
+    fn record_mut(&mut self) -> Option<(&mut SpanRecord, &SpanRecorder)> {
+        let (record, recorder) = self.0.as_mut()?.record.as_mut()?;
+        Some((record, recorder))
     }
 
-    /// Whether the span is recorded.
+    /// Whether the span is recorded and will be exported.
     pub fn is_recorded(&self) -> bool {
-        self.0.as_ref().is_some_and(|live| live.recorded.is_some())
+        self.0.as_ref().is_some_and(|live| live.record.is_some())
     }
 
-    /// The context to propagate; `None` if tracing is off.
+    /// The trace context to propagate to other programs; `None` if tracing is off.
     pub fn context(&self) -> Option<&TraceContext> {
         self.0.as_ref().map(|live| &live.context)
     }
 
-    /// The parent's context, if the span is recorded and has a parent.
+    /// The trace context of the parent; `None` if the span is not recorded or has no parent.
     pub fn parent(&self) -> Option<TraceContext> {
-        let (recorded, _) = self.0.as_ref()?.recorded.as_ref()?;
-        let parent = recorded.parent?;
-        Some(TraceContext { state: None, ..recorded.context.with_span(parent.span) })
+        let (record, _) = self.0.as_ref()?.record.as_ref()?;
+        let parent = record.parent?;
+        Some(TraceContext { state: None, ..record.context.with_span(parent.span) })
     }
 
-    /// Sets an attribute, at most once for each key.
+    /// Sets an attribute. A key must not be set twice.
     pub fn set(&mut self, key: &'static str, value: impl Into<AttributeValue>) {
-        if let Some((recorded, _)) = self.recorded() {
-            recorded.attributes.push((key, value.into()));
+        if let Some((record, _)) = self.record_mut() {
+            record.attributes.push((key, value.into()));
         }
     }
 
     /// Adds an event with the current time.
-    pub fn event<const N: usize>(&mut self, name: &'static str, with: [(&'static str, AttributeValue); N]) {
-        let Some((recorded, recorder)) = self.recorded() else { return };
-        if recorded.events.len() >= EVENTS {
-            recorded.events_omitted = recorded.events_omitted.saturating_add(1);
+    pub fn event<const N: usize>(
+        &mut self,
+        name: &'static str,
+        attributes: [(&'static str, AttributeValue); N],
+    ) {
+        let Some((record, recorder)) = self.record_mut() else { return };
+        if record.events.len() >= MAX_EVENTS {
+            record.events_omitted = record.events_omitted.saturating_add(1);
             return;
         }
-        let at = (recorder.world.now)();
-        recorded.events.push(SpanEvent { at, name, attributes: SmallVec::from_iter(with) });
+        let at = (recorder.sources.now)();
+        record.events.push(SpanEvent { at, name, attributes: SmallVec::from_iter(attributes) });
     }
 
-    /// Links to another span that is not the parent.
-    pub fn link(&mut self, to: &TraceContext) {
-        if let Some((recorded, _)) = self.recorded()
-            && recorded.links.len() < LINKS
+    /// Links the span to another one that is not its parent. Links beyond [`MAX_LINKS`] are ignored.
+    pub fn link(&mut self, target: &TraceContext) {
+        if let Some((record, _)) = self.record_mut()
+            && record.links.len() < MAX_LINKS
         {
-            recorded.links.push(to.clone());
+            record.links.push(target.clone());
         }
     }
 
-    /// Marks the span as failed with this `error.type`, and with a message of the proxy's own if there is
-    /// one.
+    /// Marks the span as failed. `kind` is the attribute `error.type`; `message` is in the proxy's own words,
+    /// if there is one.
     pub fn fail(&mut self, kind: impl Into<AttributeValue>, message: Option<&str>) {
-        if let Some((recorded, _)) = self.recorded() {
-            recorded.attributes.push(("error.type", kind.into()));
-            recorded.failed = Some(message.unwrap_or_default().into());
+        if let Some((record, _)) = self.record_mut() {
+            record.attributes.push(("error.type", kind.into()));
+            record.error_message = Some(message.unwrap_or_default().into());
         }
     }
 }
 
 impl Drop for Span {
     fn drop(&mut self) {
-        let Some((mut recorded, recorder)) = self.0.take().and_then(|live| live.recorded) else { return };
-        // The clock may have been set back meanwhile.
-        recorded.ended = (recorder.world.now)().max(recorded.began);
-        if recorder.ended.try_send(recorded).is_err() {
+        let Some((mut record, recorder)) = self.0.take().and_then(|live| live.record) else { return };
+        // The wall clock may have been set back, but a span must not end before it began.
+        record.ended = (recorder.sources.now)().max(record.began);
+        if recorder.queue.try_send(record).is_err() {
             recorder.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -252,8 +264,8 @@ mod tests {
         let sampler = TraceSampler { share, ..TraceSampler::default() };
         let recorder = SpanRecorder {
             sampler,
-            world: TraceSources { now, random },
-            ended,
+            sources: TraceSources { now, random },
+            queue: ended,
             dropped: Arc::clone(&dropped),
         };
         (Tracer::new(recorder), received, dropped)
@@ -279,7 +291,7 @@ mod tests {
         assert_eq!(client.parent, Some(SpanParent { span: outer.span, is_remote: false }));
         assert_eq!((server.parent, server.events.len()), (None, 1));
         assert_eq!(server.attributes[..], [("k", 1.into()), ("error.type", "timeout".into())]);
-        assert!(server.failed.is_some());
+        assert!(server.error_message.is_some());
     }
 
     #[test]
@@ -308,13 +320,13 @@ mod tests {
         let (tracer, mut received, _) = tracer(1.0, 1);
         let mut span = tracer.begin(SpanKind::Client, None, named);
         let other = span.context().unwrap().clone();
-        for _ in 0..EVENTS + 5 {
+        for _ in 0..MAX_EVENTS + 5 {
             span.event("e", []);
             span.link(&other);
         }
         drop(span);
         let span = received.try_recv().unwrap();
-        assert_eq!((span.events.len(), span.events_omitted, span.links.len()), (EVENTS, 5, LINKS));
+        assert_eq!((span.events.len(), span.events_omitted, span.links.len()), (MAX_EVENTS, 5, MAX_LINKS));
     }
 
     #[test]

@@ -39,14 +39,14 @@ pub(super) async fn forward(
     let HttpRequest { principal: _, method, query, headers, body, purpose, calls, interest, timeout } =
         request;
     let session = headers.get(&SESSION_ID).cloned();
-    let mut opening = None;
-    let mut after = None;
+    let mut opening_guard = None;
+    let mut stream_wait = None;
     if let Some(session) = &session {
         match purpose {
             RequestPurpose::Listen | RequestPurpose::Resume => {
-                opening = Some(server.stream_order.begin_opening(session))
+                opening_guard = Some(server.stream_order.begin_opening(session))
             }
-            RequestPurpose::Call => after = server.stream_order.stream_wait(session),
+            RequestPurpose::Call => stream_wait = server.stream_order.stream_wait(session),
             RequestPurpose::Initialized
             | RequestPurpose::Idempotent
             | RequestPurpose::NonIdempotent
@@ -61,14 +61,14 @@ pub(super) async fn forward(
         in_session: session.is_some(),
     });
     drop(headers);
-    let due = purpose
+    let deadline = purpose
         .deadline(&server.config.load().timeouts, timeout)
-        .map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
+        .map(|(limit, error)| (Box::pin(sleep(limit)), error));
     let mut context = ForwardContext {
         server: server.clone(),
-        drain: purpose.drain_policy(),
+        drain_policy: purpose.drain_policy(),
         interest,
-        deadline: due,
+        deadline,
         template: (!calls.is_empty()).then(|| template.clone()),
         is_events: false,
         completion: CompletionSignal::OffStream,
@@ -83,9 +83,9 @@ pub(super) async fn forward(
             };
             (response?, context)
         }
-        _ => send_request(&method, &template, body, context, (purpose, after)).await?,
+        _ => send_request(&method, &template, body, context, (purpose, stream_wait)).await?,
     };
-    drop(opening);
+    drop(opening_guard);
     if !matches!(purpose, RequestPurpose::Call | RequestPurpose::Idempotent | RequestPurpose::NonIdempotent) {
         context.deadline = None;
         context.relax_drain();
@@ -94,39 +94,39 @@ pub(super) async fn forward(
         server.stream_order.handshake_completed(&session, |expiry| server.work.spawn(expiry));
     }
     let (head, body) = response.into_parts();
-    context.completion = CompletionSignal::of(&head);
-    let answers = matches!(
+    context.completion = CompletionSignal::from_head(&head);
+    let has_responses = matches!(
         purpose,
         RequestPurpose::Call
             | RequestPurpose::Idempotent
             | RequestPurpose::NonIdempotent
             | RequestPurpose::Resume
     );
-    if answers && messages::is_events(&head.headers) {
+    if has_responses && messages::is_events(&head.headers) {
         context.template = Some(template);
         context.is_events = true;
     }
     let limit = context.server.config.load().limits.result_bytes;
-    let body = RelayedBody { source: BodySource::Body(body), may_have_mark: false, context };
+    let body = RelayedBody { source: BodySource::Body(body), may_have_bom: false, context };
     let (status, headers) = (head.status, strip_hop_headers(head.headers));
     Ok(HttpResponse { status, headers, body: forward::HttpResponseBody::Relayed(body), limit })
 }
 
-/// Sends a request, once `after` has resolved, and waits for the head of its response. An idempotent request
-/// is sent again if its connection breaks: a server closes idle connections, and the request may be in flight
-/// at that moment.
+/// Sends a request, after the wait for the client's GET stream if there is one, and waits for the head of its
+/// response. An idempotent request is sent again if its connection breaks: a server closes idle connections,
+/// and the request may be in flight at that moment.
 async fn send_request(
     method: &Method,
     template: &Arc<RequestTemplate>,
     body: Bytes,
     context: ForwardContext,
-    (purpose, after): (RequestPurpose, Option<BoxFuture<'static, ()>>),
+    (purpose, stream_wait): (RequestPurpose, Option<BoxFuture<'static, ()>>),
 ) -> Result<(http::Response<IncomingBody>, ForwardContext), CallError> {
-    let twice = purpose.is_idempotent();
-    let reuse = if twice { ConnectionReuse::Any } else { ConnectionReuse::Proven };
-    let again = twice.then(|| body.clone());
+    let is_idempotent = purpose.is_idempotent();
+    let reuse = if is_idempotent { ConnectionReuse::Any } else { ConnectionReuse::Proven };
+    let resend_body = is_idempotent.then(|| body.clone());
     let traffic = if purpose == RequestPurpose::Notify { TrafficClass::Control } else { TrafficClass::Call };
-    let attempt = match after {
+    let attempt = match stream_wait {
         None => ForwardAttempt::Sent(template.send(&context.server, method, body, reuse, traffic)),
         Some(wait) => {
             let (server, template, method) = (context.server.clone(), template.clone(), method.clone());
@@ -135,20 +135,20 @@ async fn send_request(
         }
     };
     let first = ResponseHeadFuture { attempt: Some(attempt), context: Some(context) };
-    let outcome = match (first.await, again) {
+    let outcome = match (first.await, resend_body) {
         (Err((CallError::Broken(_), context)), Some(body)) => {
             // The next connection whose last response was a 202 may be closed as well.
-            let answering = template.send(&context.server, method, body, ConnectionReuse::Proven, traffic);
-            let attempt = Some(ForwardAttempt::Sent(answering));
+            let pending = template.send(&context.server, method, body, ConnectionReuse::Proven, traffic);
+            let attempt = Some(ForwardAttempt::Sent(pending));
             ResponseHeadFuture { attempt, context: Some(context) }.await
         }
-        (answer, _) => answer,
+        (result, _) => result,
     };
-    outcome.map_err(|(lost, _)| lost)
+    outcome.map_err(|(error, _)| error)
 }
 
-/// Requests the remainder of a response, again while the server cannot be reached. The last refusal is the
-/// response.
+/// Requests the remainder of a response by GET, repeatedly while the server is unreachable or busy. The last
+/// refusal is the response.
 async fn get_with_retries(
     server: &StreamableHttp,
     template: &RequestTemplate,
@@ -159,22 +159,27 @@ async fn get_with_retries(
                 Err(AttemptFailure::Transient(Ok(response)))
             }
             Ok(response) => Ok(response),
-            Err(lost) => Err(AttemptFailure::Transient(Err(lost))),
+            Err(error) => Err(AttemptFailure::Transient(Err(error))),
         }
     };
-    resume::retry_resume(None, attempt).await.or_else(|refused| refused)
+    resume::retry_resume(None, attempt).await.or_else(|last_failure| last_failure)
 }
 
 // === impl RequestPurpose ===
 
 impl RequestPurpose {
-    /// Time limit and its error; `None` without a limit.
-    fn deadline(self, limits: &UpstreamTimeouts, of_call: Option<Duration>) -> Option<(Duration, CallError)> {
-        let call = of_call.unwrap_or(limits.call);
+    /// Time limit of the request, and the error at the limit; `None` without a limit. `call_limit` is the
+    /// request's own limit for calls.
+    fn deadline(
+        self,
+        limits: &UpstreamTimeouts,
+        call_limit: Option<Duration>,
+    ) -> Option<(Duration, CallError)> {
+        let limit = call_limit.unwrap_or(limits.call);
         match self {
             Self::Listen => None,
             Self::Call | Self::Idempotent | Self::NonIdempotent | Self::Resume => {
-                Some((call, CallError::CallTimeout(call)))
+                Some((limit, CallError::CallTimeout(limit)))
             }
             Self::Initialized | Self::Notify => {
                 Some((limits.first_byte, CallError::FirstByteTimeout(limits.first_byte)))

@@ -17,28 +17,29 @@ use crate::{
 };
 
 /// Time limit for the first event; the call that opens the session waits as well.
-const FIRST_EVENT: Duration = Duration::from_secs(2);
+const FIRST_EVENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Size limit of the first event, in bytes.
-const EVENT: usize = 4 << 10;
+const MAX_EVENT_BYTES: usize = 4 << 10;
 
-/// Whether the server starts an event stream of HTTP+SSE at its URL.
-pub(super) async fn is_http_sse(server: &StreamableHttp, posting: &HeaderMap) -> bool {
-    timeout(FIRST_EVENT, begins_with_endpoint(server, posting)).await == Ok(Some(true))
+/// Whether a GET at the server's URL starts an event stream of HTTP+SSE. `post_headers` are the headers of
+/// POSTs of the same caller.
+pub(super) async fn is_http_sse(server: &StreamableHttp, post_headers: &HeaderMap) -> bool {
+    timeout(FIRST_EVENT_TIMEOUT, begins_with_endpoint(server, post_headers)).await == Ok(Some(true))
 }
 
-async fn begins_with_endpoint(server: &StreamableHttp, posting: &HeaderMap) -> Option<bool> {
-    let mut further = server.configured_lines();
-    further.extend_from_slice(b"accept: text/event-stream\r\n");
-    let lines = http1::header_lines(&without_content(posting));
-    let lines: [&[u8]; 2] = [&lines, &further];
-    let (path, nothing) = (&server.path, Bytes::new());
+async fn begins_with_endpoint(server: &StreamableHttp, post_headers: &HeaderMap) -> Option<bool> {
+    let mut extra_lines = server.configured_lines();
+    extra_lines.extend_from_slice(b"accept: text/event-stream\r\n");
+    let lines = http1::header_lines(&without_content(post_headers));
+    let lines: [&[u8]; 2] = [&lines, &extra_lines];
+    let (path, body) = (&server.path, Bytes::new());
     let options = SendOptions { reuse: ConnectionReuse::Any, traffic: TrafficClass::Call, cookies: None };
-    let pending = server.client.send(&Method::GET, path, lines, nothing, options);
+    let pending = server.client.send(&Method::GET, path, lines, body, options);
     let response = pending.await.ok()?;
     if !response.status().is_success() || !is_events(response.headers()) {
         return None;
     }
-    let mut decoder = EventDecoder::new(EVENT);
+    let mut decoder = EventDecoder::new(MAX_EVENT_BYTES);
     let mut chunks = pin!(BodyDataStream::new(response.into_body()));
     while let Some(chunk) = chunks.try_next().await.ok()? {
         decoder.feed(chunk);

@@ -26,11 +26,11 @@ use crate::{
     upstream::{CallError, http1::IncomingBody, root_cause},
 };
 
-/// Class of a response, by its head.
+/// Class of a response, determined by its head.
 pub(super) enum ResponseClass {
     /// Messages follow.
     Messages(ResponseReader),
-    /// Accepted without messages (202).
+    /// The message was accepted, and no messages follow (HTTP 202).
     Accepted,
     /// An HTTP error, whose body may still be a JSON-RPC message.
     Refused(http::response::Parts, IncomingBody),
@@ -39,27 +39,29 @@ pub(super) enum ResponseClass {
 /// Reads messages from a response body.
 pub(super) struct ResponseReader {
     body: IncomingBody,
-    form: BodyFormat,
+    format: BodyFormat,
     /// Limit of one message, in bytes.
     limit: usize,
-    /// Whether bytes have arrived since the last query.
-    progress: bool,
-    /// Remaining messages of the last document or event: batches (2025-03-26).
-    left: Parts,
+    /// Whether bytes have arrived since the last [`ResponseReader::take_progress`].
+    has_progress: bool,
+    /// Messages that remain of the last document or event: batches (2025-03-26).
+    remaining: Parts,
     /// Route of the server, for the count of skipped events.
     route: Arc<str>,
-    /// Reason why the last skipped part is not a message.
-    skipped: Option<FrameError>,
+    /// Reason why the last skipped part of the response is not a message.
+    skip_reason: Option<FrameError>,
 }
 
 enum BodyFormat {
-    /// A JSON document; the bytes so far, if it takes more than one chunk.
+    /// A JSON document: the bytes so far, if it arrives in more than one chunk.
     Document(BytesMut),
+    /// An event stream.
     Events(Box<SseEvents>),
     /// The body has ended.
     Ended,
 }
 
+/// Decoder of an event stream, with its resume position.
 struct SseEvents {
     decoder: EventDecoder,
     resumption: SseResumption,
@@ -72,26 +74,27 @@ pub(super) struct SseResumption {
     pub(super) last_id: Option<String>,
     /// Pause that the server requests before a resumption.
     pub(super) retry: Option<Duration>,
-    /// Resumptions since the last message.
+    /// Number of consecutive resumptions without a message.
     pub(super) fruitless: u32,
 }
 
 /// Reason why reading stopped.
 #[derive(Debug)]
 pub(super) enum ReadEnd {
-    /// The body ended, or broke for this reason.
+    /// The body ended, or broke for this reason. An event stream may be resumed.
     Ended(Option<String>),
+    /// A message cannot be read, or a document holds no response.
     Lost(CallError),
 }
 
 // === impl ResponseClass ===
 
 impl ResponseClass {
-    /// Reads the head of a response of `server`.
+    /// Classifies a response of `server` by its head.
     ///
     /// # Errors
     /// [`CallError::Invalid`] if no message can follow: the body is empty, or has another content type.
-    pub(super) fn of(
+    pub(super) fn classify(
         response: http::Response<IncomingBody>,
         server: &StreamableHttp,
     ) -> Result<Self, CallError> {
@@ -108,29 +111,30 @@ impl ResponseClass {
         if is_empty {
             return Err(no_response());
         }
-        let form = match head.headers.get(header::CONTENT_TYPE) {
+        let format = match head.headers.get(header::CONTENT_TYPE) {
             _ if is_events(&head.headers) => BodyFormat::Events(Box::new(SseEvents::new(limit))),
             None => BodyFormat::Document(BytesMut::new()),
-            kind if is_media(kind, accept::JSON) => BodyFormat::Document(BytesMut::new()),
-            Some(kind) => {
-                let kind = String::from_utf8_lossy(kind.as_bytes()).into_owned();
+            content_type if is_media(content_type, accept::JSON) => BodyFormat::Document(BytesMut::new()),
+            Some(content_type) => {
+                let content_type = String::from_utf8_lossy(content_type.as_bytes()).into_owned();
                 return Err(CallError::Invalid(format!(
-                    "its content type is {kind}, not JSON or an event stream"
+                    "its content type is {content_type}, not JSON or an event stream"
                 )));
             }
         };
         Ok(Self::Messages(ResponseReader {
             body,
-            form,
+            format,
             limit,
-            progress: true,
-            left: Parts::default(),
+            has_progress: true,
+            remaining: Parts::default(),
             route: Arc::clone(&server.route),
-            skipped: None,
+            skip_reason: None,
         }))
     }
 }
 
+/// Whether the content type is `text/event-stream`.
 pub(super) fn is_events(headers: &HeaderMap) -> bool {
     is_media(headers.get(header::CONTENT_TYPE), accept::EVENT_STREAM)
 }
@@ -142,8 +146,8 @@ impl SseEvents {
         Self { decoder: EventDecoder::new(limit), resumption: SseResumption::default() }
     }
 
-    /// Data of the next message event.
-    fn next(&mut self) -> Result<Option<Bytes>, CallError> {
+    /// Data of the next message event; `None` if more bytes are needed.
+    fn next_data(&mut self) -> Result<Option<Bytes>, CallError> {
         loop {
             let event = match self.decoder.next_event() {
                 Ok(Some(event)) => event,
@@ -165,13 +169,13 @@ impl SseEvents {
 // === impl ResponseReader ===
 
 impl ResponseReader {
-    /// Polls the next message. Must not be polled after [`ReadEnd`].
+    /// Polls the next message. Must not be polled after it returned [`ReadEnd`].
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, ReadEnd>> {
         loop {
-            while let Some(part) = self.left.next() {
+            while let Some(part) = self.remaining.next() {
                 match part {
                     Ok(frame) => {
-                        if let BodyFormat::Events(events) = &mut self.form {
+                        if let BodyFormat::Events(events) = &mut self.format {
                             events.resumption.fruitless = 0;
                         }
                         return Poll::Ready(Ok(frame));
@@ -179,9 +183,9 @@ impl ResponseReader {
                     Err(error) => self.skip(error),
                 }
             }
-            match &mut self.form {
+            match &mut self.format {
                 BodyFormat::Ended => return Poll::Ready(Err(ReadEnd::Lost(self.no_response()))),
-                BodyFormat::Events(events) => match events.next() {
+                BodyFormat::Events(events) => match events.next_data() {
                     Ok(Some(data)) => {
                         self.take_event(data);
                         continue;
@@ -193,22 +197,22 @@ impl ResponseReader {
             }
             match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 Some(Ok(frame)) => {
-                    self.progress = true;
+                    self.has_progress = true;
                     let Ok(chunk) = frame.into_data() else { continue };
                     if let Some(document) = self.feed(chunk)? {
-                        self.left = Parts::of(document);
+                        self.remaining = Parts::new(document);
                     }
                 }
                 Some(Err(error)) => {
                     return Poll::Ready(Err(ReadEnd::Ended(Some(root_cause(&error)))));
                 }
-                None => match std::mem::replace(&mut self.form, BodyFormat::Ended) {
+                None => match std::mem::replace(&mut self.format, BodyFormat::Ended) {
                     BodyFormat::Document(document) if !document.is_empty() => {
-                        self.left = Parts::of(document.freeze());
+                        self.remaining = Parts::new(document.freeze());
                     }
                     events @ BodyFormat::Events(_) => {
-                        self.form = events;
-                        return Poll::Ready(Err(ReadEnd::Ended(self.why_ended())));
+                        self.format = events;
+                        return Poll::Ready(Err(ReadEnd::Ended(self.end_reason())));
                     }
                     BodyFormat::Document(_) | BodyFormat::Ended => {}
                 },
@@ -216,9 +220,9 @@ impl ResponseReader {
         }
     }
 
-    /// Adds a chunk, and returns the document if that completes it.
+    /// Adds a chunk of the body, and returns the document if that completes it.
     fn feed(&mut self, chunk: Bytes) -> Result<Option<Bytes>, ReadEnd> {
-        match &mut self.form {
+        match &mut self.format {
             BodyFormat::Events(events) => events.decoder.feed(chunk),
             BodyFormat::Document(document) => {
                 if document.len() + chunk.len() > self.limit {
@@ -226,7 +230,7 @@ impl ResponseReader {
                 }
                 // A small response of known length, the usual case, is not copied.
                 if document.is_empty() && self.body.is_end_stream() {
-                    self.form = BodyFormat::Ended;
+                    self.format = BodyFormat::Ended;
                     return Ok(Some(chunk));
                 }
                 if document.is_empty() {
@@ -241,85 +245,87 @@ impl ResponseReader {
         Ok(None)
     }
 
-    /// Adds the data of an event, which may hold several messages or none.
+    /// Takes the data of an event, which may hold several messages or none.
     fn take_event(&mut self, data: Bytes) {
-        let parts = Parts::of(data);
-        // A single message is decoded again if it cannot be read; the parts of a batch are read one by one.
-        self.left = match parts.is_batch() {
-            true => sse::decode_lossy(parts.bytes()).map_or(parts, Parts::of),
+        let parts = Parts::new(data);
+        // Decode a single message again if it cannot be read; read the parts of a batch one by one.
+        self.remaining = match parts.is_batch() {
+            true => sse::decode_lossy(parts.bytes()).map_or(parts, Parts::new),
             false => parts,
         };
-        if self.left.is_empty() {
+        if self.remaining.is_empty() {
             self.skip(FrameError::Shape { id: None });
         }
     }
 
-    /// Skips a part of the response that is not a message. Of a document, that is the whole.
+    /// Skips a part of the response that is not a message: an event, an element of a batch, or a whole
+    /// document.
     fn skip(&mut self, error: FrameError) {
-        if matches!(self.form, BodyFormat::Events(_)) {
-            if !self.left.is_batch()
-                && let Some(text) = sse::decode_lossy(self.left.bytes())
+        if matches!(self.format, BodyFormat::Events(_)) {
+            if !self.remaining.is_batch()
+                && let Some(text) = sse::decode_lossy(self.remaining.bytes())
             {
-                self.left = Parts::of(text);
+                self.remaining = Parts::new(text);
                 return;
             }
             EventSkipped { route: &self.route, why: &error }.emit();
         }
-        self.skipped = Some(error);
+        self.skip_reason = Some(error);
     }
 
-    /// Error of a document without a further response.
+    /// Error of a document that holds no further response.
     fn no_response(&self) -> CallError {
-        match &self.skipped {
+        match &self.skip_reason {
             Some(error) => CallError::Invalid(error.to_string()),
             None => no_response(),
         }
     }
 
-    /// Reason why an ended stream may have no response, if known.
-    fn why_ended(&self) -> Option<String> {
-        let error = self.skipped.as_ref()?;
+    /// Reason why a stream that has ended may hold no response, if an event was skipped.
+    fn end_reason(&self) -> Option<String> {
+        let error = self.skip_reason.as_ref()?;
         Some(format!(
             "the answer ended without a response; an event in it was skipped, because it is not a message: {error}"
         ))
     }
 
-    /// Returns whether bytes have arrived since the last query.
+    /// Returns whether bytes have arrived since the last call, and resets the mark.
     pub(super) fn take_progress(&mut self) -> bool {
-        std::mem::take(&mut self.progress)
+        std::mem::take(&mut self.has_progress)
     }
 
-    /// Resume position of a stream; `None` for a document.
+    /// Resume position of an event stream; `None` for a document.
     pub(super) fn resumption(&self) -> Option<&SseResumption> {
-        match &self.form {
+        match &self.format {
             BodyFormat::Events(events) => Some(&events.resumption),
             BodyFormat::Document(_) | BodyFormat::Ended => None,
         }
     }
 
-    /// Continues an earlier, broken stream.
+    /// Sets the resume position of an earlier, broken stream, which this response continues.
     pub(super) fn continue_from(&mut self, earlier: SseResumption) {
-        if let BodyFormat::Events(events) = &mut self.form {
+        if let BodyFormat::Events(events) = &mut self.format {
             events.resumption = earlier;
         }
     }
 
-    /// The body, if it has to be read to its end before the connection is free.
-    pub(super) fn into_rest(self) -> Option<IncomingBody> {
-        (!matches!(self.form, BodyFormat::Ended) && !self.body.is_end_stream()).then_some(self.body)
+    /// Returns the body, if it must be read to its end before its connection can be reused.
+    pub(super) fn into_remainder(self) -> Option<IncomingBody> {
+        (!matches!(self.format, BodyFormat::Ended) && !self.body.is_end_stream()).then_some(self.body)
     }
 }
 
+/// Error of a response without a message.
 fn no_response() -> CallError {
     CallError::Invalid("it holds no response to the request".to_owned())
 }
 
 impl From<ReadEnd> for CallError {
-    fn from(stop: ReadEnd) -> Self {
-        match stop {
-            ReadEnd::Lost(lost) => lost,
-            ReadEnd::Ended(why) => {
-                Self::Broken(why.unwrap_or_else(|| "the answer ended without a response".to_owned()))
+    fn from(end: ReadEnd) -> Self {
+        match end {
+            ReadEnd::Lost(error) => error,
+            ReadEnd::Ended(reason) => {
+                Self::Broken(reason.unwrap_or_else(|| "the answer ended without a response".to_owned()))
             }
         }
     }

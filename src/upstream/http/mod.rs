@@ -54,28 +54,29 @@ use session::HttpSession;
 
 pub use relayed_body::RelayedBody;
 pub(super) use resume::resume_error;
-pub(super) use server::{ERROR_BODY, ERROR_BODY_TIME, retry_after, status_error};
+pub(super) use server::{ERROR_BODY_TIMEOUT, MAX_ERROR_BODY_BYTES, retry_after, status_error};
 
-/// A legacy server over Streamable HTTP.
+/// An [`Upstream`](super::Upstream) for a legacy server over Streamable HTTP.
 pub type HttpUpstream = LegacyUpstream<StreamableHttp>;
 
-/// A call sent as a POST.
+/// Handle of a call that was sent as a POST.
 pub struct HttpCall(HttpCallStage);
 
 enum HttpCallStage {
     /// Waits for the response head.
     Sent(PendingResponse),
+    /// Reads the messages of the response.
     Reading(ResponseReader),
     /// Resumes a broken stream.
     Resuming(BoxFuture<'static, Result<ResponseReader, CallError>>),
-    /// Reads an HTTP error.
+    /// Reads the body of an HTTP error.
     Refused(BoxFuture<'static, CallRefusal>),
 }
 
 // === impl StreamableHttp ===
 
 impl Transport for StreamableHttp {
-    type Line = HttpSession;
+    type Session = HttpSession;
 
     const IS_HTTP: bool = true;
 
@@ -89,16 +90,17 @@ impl Transport for StreamableHttp {
         request: &mut InitializeRequest,
     ) -> Result<(UpstreamDescription, HttpSession), CallError> {
         let limit = self.config.load().timeouts.first_byte;
-        let posting = self.post_headers(&caller.credentials);
+        let post_headers = self.post_headers(&caller.credentials);
         let cookies = Arc::new(CookieJar::new(self.url.uri()));
-        let answer = timeout(limit, self.initialize(&posting, request, &cookies)).await;
-        let (description, id) = answer.unwrap_or(Err(CallError::FirstByteTimeout(limit)))?;
-        let line = HttpSession::from_initialize(Arc::clone(self), &description, posting, id, cookies)?;
-        Ok((description, line))
+        let result = timeout(limit, self.initialize(&post_headers, request, &cookies)).await;
+        let (description, id) = result.unwrap_or(Err(CallError::FirstByteTimeout(limit)))?;
+        let session =
+            HttpSession::from_initialize(Arc::clone(self), &description, post_headers, id, cookies)?;
+        Ok((description, session))
     }
 
     fn join_client_session(self: &Arc<Self>, session: &ClientSession) -> Option<HttpSession> {
-        Some(HttpSession::of_client(Arc::clone(self), session))
+        Some(HttpSession::opened_by_client(Arc::clone(self), session))
     }
 
     fn resume_session(
@@ -106,12 +108,13 @@ impl Transport for StreamableHttp {
         credentials: &Credentials,
         anchor: &CallAnchor,
     ) -> Option<(Arc<HttpSession>, Option<HttpCall>)> {
-        let line = Arc::new(HttpSession::resumed(Arc::clone(self), self.post_headers(credentials), anchor)?);
-        let answer = anchor.last_event.clone().map(|last_id| {
-            let from = SseResumption { last_id: Some(last_id), ..SseResumption::default() };
-            HttpCall(HttpCallStage::Resuming(resume::resume(Arc::clone(&line), from).boxed()))
+        let session =
+            Arc::new(HttpSession::resumed(Arc::clone(self), self.post_headers(credentials), anchor)?);
+        let handle = anchor.last_event.clone().map(|last_id| {
+            let position = SseResumption { last_id: Some(last_id), ..SseResumption::default() };
+            HttpCall(HttpCallStage::Resuming(resume::resume(Arc::clone(&session), position).boxed()))
         });
-        Some((line, answer))
+        Some((session, handle))
     }
 
     fn prepare_reload(self: &Arc<Self>, config: &Config) -> Result<ApplyReload, UpstreamSetupError> {
@@ -167,29 +170,29 @@ impl Transport for StreamableHttp {
 }
 
 impl StreamableHttp {
-    /// Sends `initialize`, again for each offered revision. Returns the server's description and the session
-    /// id.
+    /// Sends `initialize`, repeatedly with other revisions while the server rejects the offered one. Returns
+    /// the server's description, and the session id if it assigned one.
     async fn initialize(
         &self,
-        posting: &HeaderMap,
+        post_headers: &HeaderMap,
         request: &mut InitializeRequest,
         cookies: &Arc<CookieJar>,
     ) -> Result<(UpstreamDescription, Option<HeaderValue>), CallError> {
-        let mut lines = http1::header_lines(posting);
-        lines.extend_from_slice(self.user_agent_line(posting));
+        let mut lines = http1::header_lines(post_headers);
+        lines.extend_from_slice(self.user_agent_line(post_headers));
         loop {
-            let (body, ours) = (request.body(), self.configured_lines());
-            let both: [&[u8]; 2] = [&lines, &ours];
+            let (body, configured_lines) = (request.body(), self.configured_lines());
+            let all_lines: [&[u8]; 2] = [&lines, &configured_lines];
             let options = SendOptions {
                 reuse: ConnectionReuse::Any,
                 traffic: TrafficClass::Call,
                 cookies: Some(cookies),
             };
-            let sent = self.client.send(&Method::POST, &self.path, both, body, options);
-            let response = self.await_head(sent).await?;
+            let pending = self.client.send(&Method::POST, &self.path, all_lines, body, options);
+            let response = self.await_head(pending).await?;
             let id = response.headers().get(&headers::SESSION_ID).cloned();
             let status = response.status();
-            match ResponseClass::of(response, self)? {
+            match ResponseClass::classify(response, self)? {
                 ResponseClass::Messages(messages) => {
                     if let Some(description) = self.read_initialize_reply(messages, request).await? {
                         return Ok((description, id));
@@ -210,19 +213,19 @@ impl StreamableHttp {
                         return Err(error);
                     }
                     let error = status_error(head.status, &head.headers, &body);
-                    return Err(self.explain_missing_endpoint(error, posting).await);
+                    return Err(self.explain_missing_endpoint(error, post_headers).await);
                 }
             }
         }
     }
 
-    /// Adds a hint about a wrong URL to an error that means that nothing is served there.
-    async fn explain_missing_endpoint(&self, error: CallError, posting: &HeaderMap) -> CallError {
+    /// Adds a hint about a wrong URL to an error that means that no MCP endpoint exists there.
+    async fn explain_missing_endpoint(&self, error: CallError, post_headers: &HeaderMap) -> CallError {
         let CallError::Status { status, detail, retry_after } = error else { return error };
         if !matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
             return CallError::Status { status, detail, retry_after };
         }
-        let detail = match http_sse_probe::is_http_sse(self, posting).await {
+        let detail = match http_sse_probe::is_http_sse(self, post_headers).await {
             true => format!(
                 "{detail}; the server speaks HTTP+SSE (2024-11-05), which is supported towards clients alone: name its \
                  Streamable HTTP endpoint in upstream.url, or update the server to one that has it"
@@ -234,8 +237,8 @@ impl StreamableHttp {
         CallError::Status { status, detail, retry_after }
     }
 
-    /// Reads the server's response; notifications before it do not concern the handshake. `None` if the
-    /// server rejects the revision and another is offered.
+    /// Reads the server's response to `initialize`; notifications before it do not concern the handshake.
+    /// `None` if the server rejects the revision and another must be offered.
     async fn read_initialize_reply(
         &self,
         mut messages: ResponseReader,
@@ -249,8 +252,8 @@ impl StreamableHttp {
                 InitializeReply::Other => {}
             }
         };
-        if let Some(rest) = messages.into_rest() {
-            self.drain_later(rest);
+        if let Some(remainder) = messages.into_remainder() {
+            self.drain_later(remainder);
         }
         Ok(reply)
     }
@@ -259,105 +262,107 @@ impl StreamableHttp {
 // === impl HttpSession ===
 
 impl TransportSession for HttpSession {
-    type Answer = HttpCall;
+    type CallHandle = HttpCall;
 
-    /// Waits for the GET stream that the client requested before its call.
-    async fn wait_settled(&self) {
+    /// Waits for the GET stream that the client requested before its call, if it did.
+    async fn wait_ready(&self) {
         if let Some(id) = self.id() {
-            self.http.stream_order.wait(id).await;
+            self.http.stream_order.wait_for_stream(id).await;
         }
     }
 
     fn send_call(&self, body: Bytes, headers: &HeaderMap) -> HttpCall {
-        HttpCall(HttpCallStage::Sent(self.call(body, headers)))
+        HttpCall(HttpCallStage::Sent(self.post_call(body, headers)))
     }
 
     fn poll_call(
         self: &Arc<Self>,
-        answer: &mut HttpCall,
+        handle: &mut HttpCall,
         call: u64,
         cx: &mut Context<'_>,
     ) -> Poll<CallEvent> {
         loop {
-            match &mut answer.0 {
-                HttpCallStage::Sent(answering) => {
-                    let response = match ready!(Pin::new(answering).poll(cx)) {
+            match &mut handle.0 {
+                HttpCallStage::Sent(pending) => {
+                    let response = match ready!(Pin::new(pending).poll(cx)) {
                         Ok(response) => response,
-                        Err(lost) => return Poll::Ready(CallEvent::Lost(lost)),
+                        Err(error) => return Poll::Ready(CallEvent::Lost(error)),
                     };
-                    match ResponseClass::of(response, &self.http) {
+                    match ResponseClass::classify(response, &self.http) {
                         Ok(ResponseClass::Messages(messages)) => {
-                            answer.0 = HttpCallStage::Reading(messages);
+                            handle.0 = HttpCallStage::Reading(messages);
                             return Poll::Ready(CallEvent::Accepted);
                         }
                         Ok(ResponseClass::Accepted) => return Poll::Ready(CallEvent::AnsweredOffStream),
                         Ok(ResponseClass::Refused(head, body)) => {
-                            answer.0 = HttpCallStage::Refused(
+                            handle.0 = HttpCallStage::Refused(
                                 refusal::read_refusal(self.has_id, call, head, body).boxed(),
                             );
                         }
-                        Err(lost) => return Poll::Ready(CallEvent::Lost(lost)),
+                        Err(error) => return Poll::Ready(CallEvent::Lost(error)),
                     }
                 }
                 HttpCallStage::Reading(messages) => match ready!(messages.poll_next(cx)) {
                     Ok(frame) => return Poll::Ready(CallEvent::Message(frame)),
                     // The stream ended before the response.
-                    Err(stop) => match (stop, messages.resumption()) {
+                    Err(end) => match (end, messages.resumption()) {
                         (ReadEnd::Ended(_), Some(resumption)) if resumption.last_id.is_some() => {
                             let resuming = resume::resume(Arc::clone(self), resumption.clone());
-                            answer.0 = HttpCallStage::Resuming(resuming.boxed());
+                            handle.0 = HttpCallStage::Resuming(resuming.boxed());
                         }
-                        (stop, _) => return Poll::Ready(CallEvent::Lost(stop.into())),
+                        (end, _) => return Poll::Ready(CallEvent::Lost(end.into())),
                     },
                 },
                 HttpCallStage::Resuming(resuming) => match ready!(resuming.poll_unpin(cx)) {
-                    Ok(messages) => answer.0 = HttpCallStage::Reading(messages),
-                    Err(lost) => return Poll::Ready(CallEvent::Lost(lost)),
+                    Ok(messages) => handle.0 = HttpCallStage::Reading(messages),
+                    Err(error) => return Poll::Ready(CallEvent::Lost(error)),
                 },
                 HttpCallStage::Refused(reading) => return reading.poll_unpin(cx).map(CallEvent::Refused),
             }
         }
     }
 
-    fn progress(answer: &mut HttpCall) -> CallProgress {
-        match &mut answer.0 {
-            HttpCallStage::Sent(answering) if answering.is_connecting() => CallProgress::Unsent,
+    fn progress(handle: &mut HttpCall) -> CallProgress {
+        match &mut handle.0 {
+            HttpCallStage::Sent(pending) if pending.is_connecting() => CallProgress::Unsent,
             HttpCallStage::Sent(_) => CallProgress::Sent,
-            HttpCallStage::Reading(messages) => CallProgress::Begun { moved: messages.take_progress() },
-            HttpCallStage::Resuming(_) => CallProgress::Begun { moved: false },
+            HttpCallStage::Reading(messages) => {
+                CallProgress::Begun { has_new_bytes: messages.take_progress() }
+            }
+            HttpCallStage::Resuming(_) => CallProgress::Begun { has_new_bytes: false },
             HttpCallStage::Refused(_) => CallProgress::Refused,
         }
     }
 
-    fn resume_point<'a>(&'a self, answer: &'a HttpCall) -> Option<ResumePoint<'a>> {
+    fn resume_point<'a>(&'a self, handle: &'a HttpCall) -> Option<ResumePoint<'a>> {
         let (session, revision) = self.resume_ids()?;
-        let last_event = match &answer.0 {
+        let last_event = match &handle.0 {
             HttpCallStage::Reading(messages) => messages.resumption()?.last_id.as_deref(),
-            // The position is known already, or there is none.
+            // The caller knows the position already, or there is none.
             HttpCallStage::Sent(_) | HttpCallStage::Resuming(_) | HttpCallStage::Refused(_) => return None,
         };
         Some(ResumePoint { session, revision, last_event })
     }
 
     /// Reads the remainder of a response, so that its connection can be reused. Usually it has arrived.
-    fn finish(&self, answer: HttpCall) {
-        if let HttpCallStage::Reading(messages) = answer.0
-            && let Some(rest) = messages.into_rest()
+    fn finish(&self, handle: HttpCall) {
+        if let HttpCallStage::Reading(messages) = handle.0
+            && let Some(remainder) = messages.into_remainder()
         {
-            self.http.drain_later(rest);
+            self.http.drain_later(remainder);
         }
     }
 
-    async fn send_message(&self, body: Bytes, again: RetryOnLoss) -> Result<(), CallError> {
-        let reuse = match again {
+    async fn send_message(&self, body: Bytes, retry: RetryOnLoss) -> Result<(), CallError> {
+        let reuse = match retry {
             RetryOnLoss::Yes => ConnectionReuse::Any,
             RetryOnLoss::No => ConnectionReuse::Proven,
         };
-        let response = self.http.await_head(self.post(body, reuse)).await?;
+        let response = self.http.await_head(self.post_message(body, reuse)).await?;
         let (head, body) = response.into_parts();
         if head.status.is_success() {
-            // The status is the whole answer. A body that the server leaves open behind it (a 202 without
-            // length or end) delays nothing.
+            // The status is the whole answer. A body that the server does not end (a 202 without length or
+            // end) delays nothing.
             self.http.drain_later(body);
             return Ok(());
         }
@@ -369,10 +374,10 @@ impl TransportSession for HttpSession {
     }
 
     async fn close(&self) {
-        let Some(sent) = self.delete() else { return };
-        match self.http.await_head(sent).await {
+        let Some(pending) = self.send_delete() else { return };
+        match self.http.await_head(pending).await {
             Ok(response) => self.http.drain_later(response.into_body()),
-            Err(lost) => tracing::debug!(error = %lost, "a session could not be ended at the server"),
+            Err(error) => tracing::debug!(error = %error, "a session could not be ended at the server"),
         }
     }
 }
@@ -405,13 +410,14 @@ impl HttpUpstream {
     }
 }
 
-/// JSON-RPC error in the body of an HTTP error; `None` for refused credentials.
+/// Error for an HTTP error response to `initialize` whose body holds a JSON-RPC error; `None` without one, or
+/// if the status is about credentials.
 fn json_rpc_refusal(status: StatusCode, body: &Bytes) -> Option<CallError> {
     if status == StatusCode::UNAUTHORIZED || status == StatusCode::FORBIDDEN {
         return None;
     }
     let error = JsonObject::read(body).ok()?.get("error")?;
-    let refused =
+    let status_error =
         || CallError::Status { status, detail: InitializeRequest::refusal_text(&error), retry_after: None };
-    Some(modern_only_error(&error).unwrap_or_else(refused))
+    Some(modern_only_error(&error).unwrap_or_else(status_error))
 }

@@ -1,9 +1,10 @@
-//! Body of a response to a legacy client's request, and how it is read after the client disconnected.
+//! Body of a response that is relayed to a legacy client, and how it is read after the client disconnected.
 //!
 //! A disconnect is not a cancellation (2025-11-25, *Sending Messages to the Server*). A server sees the
-//! proxy's connection, and many take its end during a call for a cancellation. So a request is sent to its
-//! end, and its response is read to its end, by a background task if the client disconnected. The proxy
-//! discards what it reads then; the server keeps it for a client that resumes with `Last-Event-ID`.
+//! proxy's connection, and many servers treat the end of a connection during a call as a cancellation. So a
+//! request is sent to its end, and its response is read to its end, by a background task if the client
+//! disconnected. The proxy discards what it reads then; the server keeps the events for a client that resumes
+//! with `Last-Event-ID`.
 //!
 //! A response whose connection breaks is resumed here, after its last event ([`RelayedBody::begin_resume`]):
 //! the client cannot know whether the server is still there, and some clients never resume.
@@ -46,46 +47,48 @@ use crate::{
     },
 };
 
-/// Body of a response, relayed.
+/// Body of a server's response that is relayed to a legacy client.
 pub struct RelayedBody {
     pub(super) source: BodySource,
-    /// The stream was just resumed: a byte order mark may follow, which would be in the middle of the
-    /// client's stream.
-    pub(super) may_have_mark: bool,
+    /// Whether the stream was just resumed: a byte order mark may follow, which would be in the middle of the
+    /// client's stream and is removed.
+    pub(super) may_have_bom: bool,
     pub(super) context: ForwardContext,
 }
 
 /// Source of the next chunk.
 pub(super) enum BodySource {
     Body(IncomingBody),
-    /// The connection broke; the remainder is being requested.
+    /// The connection broke; the remainder is being requested by GET.
     Resuming(BoxFuture<'static, Result<IncomingBody, CallError>>),
     Ended,
 }
 
-/// State for a response whose client may disconnect.
+/// State of a forwarded request that is needed when its client disconnects.
 pub(super) struct ForwardContext {
     pub(super) server: Arc<StreamableHttp>,
-    pub(super) drain: DrainPolicy,
+    pub(super) drain_policy: DrainPolicy,
+    /// Waiter for the response, if the request can be cancelled.
     pub(super) interest: Option<Arc<dyn ResponseInterest>>,
-    /// Deadline and its error; `None` without one.
+    /// Deadline, and the error when it passes; `None` without a deadline.
     pub(super) deadline: Option<(Pin<Box<Sleep>>, CallError)>,
-    /// Template for further requests in the client's name; `None` if none can be needed.
+    /// Template for further requests in the client's name; `None` if no further request can be needed.
     pub(super) template: Option<Arc<RequestTemplate>>,
     /// Whether the response is an event stream, which can be resumed.
     pub(super) is_events: bool,
+    /// Part of the response that completes its calls.
     pub(super) completion: CompletionSignal,
-    /// Ids of the calls that the response answers; empty once they are answered or cancelled.
+    /// Ids of the calls that the response answers; empty once all are answered or cancelled.
     pub(super) calls: SmallVec<[RequestId; 1]>,
 }
 
-/// Template of further requests to the server in the client's name.
+/// Target and headers for further requests to the server in the client's name.
 pub(super) struct RequestTemplate {
     /// Path with the client's query; `None` for the server's own path.
     pub(super) path: Option<String>,
     /// Header lines of the client's request.
     pub(super) lines: Vec<u8>,
-    /// Whether there is a session that the server can lose.
+    /// Whether the request names a session that the server can lose.
     pub(super) in_session: bool,
 }
 
@@ -96,6 +99,7 @@ pub(super) enum DrainPolicy {
     Always,
     /// Only if that is quick, so that the connection can be reused.
     IfQuick,
+    /// Not at all: the connection is closed.
     Never,
 }
 
@@ -104,33 +108,34 @@ pub(super) enum DrainPolicy {
 pub(super) enum CompletionSignal {
     /// The end of the response.
     Document,
-    /// A JSON-RPC response in it, and its end: a batch has several.
+    /// A JSON-RPC response in the event stream, once the stream has ended: a batch has several responses.
     Events,
-    /// No part of it.
+    /// No part of it: the response arrives on another stream.
     OffStream,
 }
 
-/// Waits for the head of a response.
+/// Future of the head of a forwarded request's response. If it is dropped before, the response is read in the
+/// background as the drain policy says.
 pub(super) struct ResponseHeadFuture {
     /// `None` once the head has arrived.
     pub(super) attempt: Option<ForwardAttempt>,
     pub(super) context: Option<ForwardContext>,
 }
 
-/// A request to the server.
+/// An attempt to send a forwarded request.
 pub(super) enum ForwardAttempt {
     Sent(PendingResponse),
-    /// Waits until it may be sent; sent even if its client disconnects meanwhile.
+    /// The request waits for another stream; it is sent even if its client disconnects meanwhile.
     Queued {
         wait: BoxFuture<'static, ()>,
         send: Box<dyn FnOnce() -> PendingResponse + Send>,
     },
-    /// About to be sent.
+    /// The request is about to be sent.
     Starting,
 }
 
-/// Time limit of a quick read.
-const QUICK: Duration = Duration::from_secs(1);
+/// Time limit of reading a remainder only for the reuse of its connection.
+const QUICK_DRAIN: Duration = Duration::from_secs(1);
 
 // === impl RelayedBody ===
 
@@ -153,7 +158,7 @@ impl StreamedBody for RelayedBody {
             return Poll::Ready(match frame {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(mut chunk) => {
-                        if mem::take(&mut self.may_have_mark) && chunk.starts_with(BYTE_ORDER_MARK) {
+                        if mem::take(&mut self.may_have_bom) && chunk.starts_with(BYTE_ORDER_MARK) {
                             chunk.advance(BYTE_ORDER_MARK.len());
                         }
                         Some(Ok(chunk))
@@ -180,11 +185,11 @@ impl StreamedBody for RelayedBody {
         self.body().map_or(Some(0), |body| body.size_hint().exact())
     }
 
-    fn begin_resume(&mut self, from: ResumePosition) {
+    fn begin_resume(&mut self, position: ResumePosition) {
         let template = self.context.template.as_ref().filter(|_| self.context.is_events).map(|template| {
             RequestTemplate {
                 path: template.path.clone(),
-                lines: template.resume_lines(&from.last_id),
+                lines: template.resume_lines(&position.last_id),
                 in_session: template.in_session,
             }
         });
@@ -196,32 +201,32 @@ impl StreamedBody for RelayedBody {
                         CallError::Invalid("it is not an event stream".to_owned()).into_resume_failure()
                     );
                 };
-                sleep(resume::first_pause(from.retry, from.fruitless_resumes)).await;
-                resume::retry_resume(from.retry, |reached| template.resume_once(&server, reached)).await
+                sleep(resume::first_pause(position.retry, position.fruitless_resumes)).await;
+                resume::retry_resume(position.retry, |reached| template.resume_once(&server, reached)).await
             }
             .boxed(),
         );
     }
 
     fn poll_resumed(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
-        let BodySource::Resuming(taking_up) = &mut self.source else {
-            let lost = CallError::Broken("none of it has arrived".to_owned());
-            return Poll::Ready(Err(lost));
+        let BodySource::Resuming(resuming) = &mut self.source else {
+            let error = CallError::Broken("none of it has arrived".to_owned());
+            return Poll::Ready(Err(error));
         };
-        let body = match taking_up.poll_unpin(cx) {
+        let body = match resuming.poll_unpin(cx) {
             Poll::Ready(body) => body,
             Poll::Pending => Err(ready!(self.context.poll_deadline(cx))),
         };
         self.source = BodySource::Ended;
         self.source = BodySource::Body(body?);
-        self.may_have_mark = true;
+        self.may_have_bom = true;
         // The server keeps the remainder for a client that disconnects now.
-        self.context.drain = DrainPolicy::Never;
+        self.context.drain_policy = DrainPolicy::Never;
         Poll::Ready(Ok(()))
     }
 
-    fn cancel(&mut self, why: &'static str) {
-        self.context.cancel(why);
+    fn cancel(&mut self, reason: &'static str) {
+        self.context.cancel(reason);
     }
 
     fn mark_answered(&mut self) {
@@ -229,7 +234,7 @@ impl StreamedBody for RelayedBody {
     }
 
     fn release(&mut self) {
-        self.context.drain = DrainPolicy::Never;
+        self.context.drain_policy = DrainPolicy::Never;
     }
 }
 
@@ -247,6 +252,7 @@ impl Drop for RelayedBody {
 // === impl RequestTemplate ===
 
 impl RequestTemplate {
+    /// Sends a request without cookies of the proxy.
     pub(super) fn send(
         &self,
         server: &StreamableHttp,
@@ -260,30 +266,35 @@ impl RequestTemplate {
         server.client.send(method, path, [&self.lines, &[]], body, options)
     }
 
-    /// Requests the messages that the server has for the client.
+    /// Requests the messages that the server has for the client, by GET.
     pub(super) fn get(&self, server: &StreamableHttp) -> PendingResponse {
         self.send(server, &Method::GET, Bytes::new(), ConnectionReuse::Any, TrafficClass::Call)
     }
 
     /// Cancels these calls at the server (2025-11-25, *Cancellation*).
-    async fn cancel(&self, server: &StreamableHttp, calls: &[RequestId], why: &str) {
+    async fn cancel(&self, server: &StreamableHttp, calls: &[RequestId], reason: &str) {
         for call in calls {
-            let cancelled = legacy::cancelled_notification(call, why);
+            let notification = legacy::cancelled_notification(call, reason);
             // Sent once: a server that does not receive it sees the connection break.
-            let sent =
-                self.send(server, &Method::POST, cancelled, ConnectionReuse::Proven, TrafficClass::Control);
-            drop(server.await_head(sent).await);
+            let pending = self.send(
+                server,
+                &Method::POST,
+                notification,
+                ConnectionReuse::Proven,
+                TrafficClass::Control,
+            );
+            drop(server.await_head(pending).await);
         }
     }
 
-    /// Header lines of the GET that resumes after this event.
+    /// Header lines of the GET that resumes the stream after the event `last_id`.
     fn resume_lines(&self, last_id: &HeaderValue) -> Vec<u8> {
         let mut lines = Vec::with_capacity(self.lines.len());
-        for header in self.lines.split_inclusive(|&byte| byte == b'\n') {
-            let name = header.split(|&byte| byte == b':').next().unwrap_or_default();
-            let replaced = [&header::CONTENT_TYPE, &header::ACCEPT, &LAST_EVENT_ID];
-            if !replaced.iter().any(|replaced| replaced.as_str().as_bytes() == name) {
-                lines.extend_from_slice(header);
+        for line in self.lines.split_inclusive(|&byte| byte == b'\n') {
+            let name = line.split(|&byte| byte == b':').next().unwrap_or_default();
+            let replaced_headers = [&header::CONTENT_TYPE, &header::ACCEPT, &LAST_EVENT_ID];
+            if !replaced_headers.iter().any(|replaced_name| replaced_name.as_str().as_bytes() == name) {
+                lines.extend_from_slice(line);
             }
         }
         http1::write_header_line(
@@ -301,18 +312,18 @@ impl RequestTemplate {
         server: &StreamableHttp,
         reached: ReachedFlag,
     ) -> Result<IncomingBody, AttemptFailure<CallError>> {
-        let answer = reached.track(self.get(server)).await;
+        let result = reached.track(self.get(server)).await;
         let (head, body) =
-            answer.map_err(|lost| AttemptFailure::Transient(lost.into_resume_failure()))?.into_parts();
+            result.map_err(|error| AttemptFailure::Transient(error.into_resume_failure()))?.into_parts();
         if head.status.is_success() && messages::is_events(&head.headers) {
             return Ok(body);
         }
         let body = error_body(body).await;
-        let lost = resume::resume_error(head.status, &head.headers, &body, self.in_session);
+        let error = resume::resume_error(head.status, &head.headers, &body, self.in_session);
         Err(if resume::is_transient(head.status) {
-            AttemptFailure::Transient(lost)
+            AttemptFailure::Transient(error)
         } else {
-            AttemptFailure::Permanent(lost)
+            AttemptFailure::Permanent(error)
         })
     }
 }
@@ -320,94 +331,96 @@ impl RequestTemplate {
 // === impl ForwardContext ===
 
 impl ForwardContext {
-    /// No further response is awaited.
+    /// Notes that no further response is awaited: the remainder is only read if that is quick.
     pub(super) fn relax_drain(&mut self) {
         self.calls.clear();
-        if self.drain == DrainPolicy::Always {
-            self.drain = DrainPolicy::IfQuick;
+        if self.drain_policy == DrainPolicy::Always {
+            self.drain_policy = DrainPolicy::IfQuick;
         }
     }
 
+    /// Polls the deadline. When it passes, cancels the calls at the server and returns the error.
     pub(super) fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<CallError> {
-        let Some((deadline, lost)) = &mut self.deadline else { return Poll::Pending };
+        let Some((deadline, error)) = &mut self.deadline else { return Poll::Pending };
         ready!(deadline.as_mut().poll(cx));
-        let lost = lost.clone();
+        let error = error.clone();
         self.cancel("the call exceeded its time limit");
-        Poll::Ready(lost)
+        Poll::Ready(error)
     }
 
     fn is_cancelled(&self) -> bool {
         self.interest.as_ref().is_some_and(|interest| interest.cancellation().is_cancelled())
     }
 
-    /// Cancels unanswered calls at the server, in the background. Its later messages about them are dropped.
-    fn cancel(&mut self, why: &'static str) {
+    /// Cancels unanswered calls at the server, in the background. Later messages of the server about them are
+    /// dropped.
+    fn cancel(&mut self, reason: &'static str) {
         let calls = mem::take(&mut self.calls);
         let is_needed = !calls.is_empty() && !self.is_cancelled();
         let Some(template) = self.template.clone().filter(|_| is_needed) else { return };
-        self.drain = DrainPolicy::Never;
+        self.drain_policy = DrainPolicy::Never;
         let server = self.server.clone();
-        self.server.work.spawn(async move { template.cancel(&server, &calls, why).await });
+        self.server.work.spawn(async move { template.cancel(&server, &calls, reason).await });
     }
 
-    /// Continues reading after the client disconnected. `reading` resolves to whether the request was
-    /// answered.
+    /// Continues to read the response after the client disconnected. `reading` resolves to whether the
+    /// response answered the request.
     fn drain_in_background(&mut self, reading: impl Future<Output = bool> + Send + 'static) {
         if self.is_cancelled() {
             self.relax_drain();
         }
-        let reading_on = self.interest.as_ref().map(|interest| interest.background_read().begin());
-        if reading_on.as_ref().is_some_and(|(ends, _)| ends.is_cancelled()) {
+        let background_read = self.interest.as_ref().map(|interest| interest.background_read().begin());
+        if background_read.as_ref().is_some_and(|(end_requested, _)| end_requested.is_cancelled()) {
             return;
         }
         let server = &self.server;
-        let (permit, deadline) = match self.drain {
+        let (permit, deadline) = match self.drain_policy {
             DrainPolicy::Never => return,
             DrainPolicy::IfQuick => (None, None),
             DrainPolicy::Always => {
-                let Ok(permit) = server.departed.clone().try_acquire_owned() else {
+                let Ok(permit) = server.disconnected_permits.clone().try_acquire_owned() else {
                     let limit = server.config.load().limits.departed;
                     Limit::Departed.record_hit();
                     tracing::warn!(target: "deferral::upstream", event = "departed_full", limit);
                     return;
                 };
-                (Some((permit, Limit::Departed.take(1))), self.deadline.take())
+                (Some((permit, Limit::Departed.acquire(1))), self.deadline.take())
             }
         };
         let closing = server.work.closing.clone();
         let (template, interest) = (self.template.take(), self.interest.take());
-        let (to, calls) = (server.clone(), mem::take(&mut self.calls));
+        let (server_handle, calls) = (server.clone(), mem::take(&mut self.calls));
         server.work.spawn(async move {
             let _permit = permit;
-            let (ends, _reader) = reading_on.unzip();
+            let (end_requested, _reader) = background_read.unzip();
             // Created here: a destructor may run outside a runtime with timers.
             let deadline = async {
                 match deadline {
                     Some((deadline, _)) => deadline.await,
-                    None => sleep(QUICK).await,
+                    None => sleep(QUICK_DRAIN).await,
                 }
             };
             // The client may cancel the call after it disconnected.
-            let lost = interest.as_ref().map(|interest| interest.cancellation());
-            let is_lost = || lost.is_some_and(CancellationToken::is_cancelled);
-            let unwanted = async {
-                or_pending(lost.map(CancellationToken::cancelled)).await;
-                sleep(QUICK).await;
+            let cancellation = interest.as_ref().map(|interest| interest.cancellation());
+            let is_cancelled = || cancellation.is_some_and(CancellationToken::is_cancelled);
+            let cancelled_for_a_while = async {
+                or_pending(cancellation.map(CancellationToken::cancelled)).await;
+                sleep(QUICK_DRAIN).await;
             };
             tokio::select! {
-                // The client resumes the response, which the server keeps for it.
-                () = or_pending(ends.as_ref().map(CancellationToken::cancelled)) => {}
+                // The client resumes the response, which the server keeps for the client.
+                () = or_pending(end_requested.as_ref().map(CancellationToken::cancelled)) => {}
                 is_answered = reading => {
                     if let Some(interest) = interest.as_ref().filter(|_| is_answered) {
                         interest.mark_answered();
                     }
                 }
                 () = deadline => {}
-                () = unwanted => {}
+                () = cancelled_for_a_while => {}
                 () = closing.cancelled() => {
                     // The connection breaks, which is not a cancellation; nothing would read the response.
-                    if let Some(template) = template.filter(|_| !is_lost()) {
-                        template.cancel(&to, &calls, "the proxy is shutting down").await;
+                    if let Some(template) = template.filter(|_| !is_cancelled()) {
+                        template.cancel(&server_handle, &calls, "the proxy is shutting down").await;
                     }
                 }
             }
@@ -429,7 +442,7 @@ impl Future for ForwardAttempt {
             }
         }
         match this {
-            Self::Sent(answering) => Pin::new(answering).poll(cx),
+            Self::Sent(pending) => Pin::new(pending).poll(cx),
             Self::Queued { .. } | Self::Starting => unreachable!("it has just been sent"),
         }
     }
@@ -441,47 +454,47 @@ impl Future for ResponseHeadFuture {
     type Output = Result<(http::Response<IncomingBody>, ForwardContext), (CallError, ForwardContext)>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { attempt: Some(answering), context: Some(context) } = &mut *self else {
+        let Self { attempt: Some(attempt), context: Some(context) } = &mut *self else {
             unreachable!("a head is asked for once")
         };
-        let answer = match Pin::new(answering).poll(cx) {
+        let result = match Pin::new(attempt).poll(cx) {
             Poll::Ready(answer) => answer,
             Poll::Pending => Err(ready!(context.poll_deadline(cx))),
         };
         self.attempt = None;
         let context = self.context.take().expect("it was there a moment ago");
-        Poll::Ready(match answer {
+        Poll::Ready(match result {
             Ok(response) => Ok((response, context)),
-            Err(lost) => Err((lost, context)),
+            Err(error) => Err((error, context)),
         })
     }
 }
 
 impl Drop for ResponseHeadFuture {
     fn drop(&mut self) {
-        let (Some(answering), Some(mut context)) = (self.attempt.take(), self.context.take()) else { return };
+        let (Some(attempt), Some(mut context)) = (self.attempt.take(), self.context.take()) else { return };
         context.drain_in_background(async move {
-            let Ok(response) = answering.await else { return false };
+            let Ok(response) = attempt.await else { return false };
             let (head, body) = response.into_parts();
-            drain(body, CompletionSignal::of(&head)).await
+            drain(body, CompletionSignal::from_head(&head)).await
         });
     }
 }
 
-/// Reads a response to its end. Returns whether that completed the call.
+/// Reads a response to its end. Returns whether the response completed the call, as `ending` determines.
 async fn drain(mut body: IncomingBody, ending: CompletionSignal) -> bool {
-    // An event that had begun is unknown: a response in it is not seen.
-    let mut watch = StreamObserver::default();
+    // Events that had begun before are unknown: a response within one is not seen.
+    let mut observer = StreamObserver::default();
     while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
         match frame.map(http_body::Frame::into_data) {
-            Ok(Ok(chunk)) if ending == CompletionSignal::Events => watch.observe(&chunk),
+            Ok(Ok(chunk)) if ending == CompletionSignal::Events => observer.observe(&chunk),
             Ok(_) => {}
             Err(_broken) => return false,
         }
     }
     match ending {
         CompletionSignal::Document => true,
-        CompletionSignal::Events => watch.response().is_some(),
+        CompletionSignal::Events => observer.response().is_some(),
         CompletionSignal::OffStream => false,
     }
 }
@@ -489,15 +502,16 @@ async fn drain(mut body: IncomingBody, ending: CompletionSignal) -> bool {
 // === impl CompletionSignal ===
 
 impl CompletionSignal {
-    pub(super) fn of(head: &Parts) -> Self {
-        let runs_on = || {
+    /// Determines from the response head which part completes the calls.
+    pub(super) fn from_head(head: &Parts) -> Self {
+        let may_still_run = || {
             CallError::Status { status: head.status, detail: String::new(), retry_after: None }
                 .may_still_run()
         };
         match head.status {
             StatusCode::ACCEPTED => Self::OffStream,
             _ if messages::is_events(&head.headers) => Self::Events,
-            _ if runs_on() => Self::OffStream,
+            _ if may_still_run() => Self::OffStream,
             _ => Self::Document,
         }
     }

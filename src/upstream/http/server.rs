@@ -36,92 +36,96 @@ pub struct StreamableHttp {
     pub(super) host: HeaderValue,
     /// `Via` entry of requests to this server.
     pub(super) via: Via,
-    /// Permits for responses that are read after their client disconnected.
-    pub(super) departed: Arc<Semaphore>,
-    /// GET streams of legacy clients that are about to be opened.
+    /// Permits for responses that are read to their end after their client disconnected.
+    pub(super) disconnected_permits: Arc<Semaphore>,
+    /// Order of the GET streams of legacy clients and their calls.
     pub(super) stream_order: StreamOrder,
-    /// Ids of the proxy's sessions.
+    /// Ids of the proxy's open sessions.
     pub(super) open_ids: OpenSessionIds,
     pub(super) work: BackgroundTasks,
 }
 
-/// `User-Agent` header line of the proxy.
+/// `User-Agent` header line of the proxy, with its line end.
 const USER_AGENT: &str = concat!("user-agent: deferral/", env!("CARGO_PKG_VERSION"), "\r\n");
-/// Limit of an error's body, in bytes.
-pub(in crate::upstream) const ERROR_BODY: usize = 64 << 10;
-/// Time limit of reading an error's body.
-pub(in crate::upstream) const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
-/// Characters of a server's text repeated in an error.
-const DETAIL_CHARS: usize = 200;
-/// Limit of a document of [`Upstream::fetch`](crate::upstream::Upstream::fetch), in bytes.
-const DOCUMENT: usize = 1 << 20;
+/// Limit of the body of an error response, in bytes.
+pub(in crate::upstream) const MAX_ERROR_BODY_BYTES: usize = 64 << 10;
+/// Time limit of reading the body of an error response.
+pub(in crate::upstream) const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Limit of a server's text that is repeated in an error, in characters.
+const MAX_DETAIL_CHARS: usize = 200;
+/// Limit of a response body of the server's origin, such as that of
+/// [`Upstream::fetch`](crate::upstream::Upstream::fetch), in bytes.
+const MAX_DOCUMENT_BYTES: usize = 1 << 20;
 
 // === impl StreamableHttp ===
 
 impl StreamableHttp {
+    /// Creates the transport of a route's server. Connects later, with the first request.
+    ///
     /// # Errors
     /// [`UpstreamSetupError`] if the URL is not usable.
     pub(super) fn new(
         route: &str,
-        shown: &ServerUrl,
+        server_url: &ServerUrl,
         config: Config,
         work: BackgroundTasks,
         net: &Network,
     ) -> Result<Self, UpstreamSetupError> {
-        let url = shown.uri();
-        let client = HttpClient::new(shown, &config, net)?;
+        let url = server_url.uri();
+        let client = HttpClient::new(server_url, &config, net)?;
         let path = url.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let host = url.authority().map(|authority| {
-            let whole = authority.as_str();
-            whole.rsplit_once('@').map_or(whole, |(_, host)| host)
+            let text = authority.as_str();
+            text.rsplit_once('@').map_or(text, |(_, host)| host)
         });
         let host = host
             .and_then(|host| HeaderValue::from_str(host).ok())
             .ok_or_else(|| UpstreamSetupError::NoHost(url.clone()))?;
-        let departed = Arc::new(Semaphore::new(config.limits.departed.min(Semaphore::MAX_PERMITS)));
+        let disconnected_permits =
+            Arc::new(Semaphore::new(config.limits.departed.min(Semaphore::MAX_PERMITS)));
         Ok(Self {
             route: route.into(),
-            url: shown.clone(),
+            url: server_url.clone(),
             config: config.into(),
             client,
             path,
             host,
             via: Via::new(),
-            departed,
+            disconnected_permits,
             stream_order: StreamOrder::default(),
             open_ids: OpenSessionIds::default(),
             work,
         })
     }
 
-    /// Headers of every request of a caller, beside [`StreamableHttp::configured_lines`] and
-    /// [`StreamableHttp::user_agent_line`].
-    pub(super) fn headers(&self, credentials: &Credentials) -> HeaderMap {
+    /// Headers of every request of a caller, to which [`StreamableHttp::configured_lines`] and
+    /// [`StreamableHttp::user_agent_line`] are added.
+    pub(super) fn caller_headers(&self, credentials: &Credentials) -> HeaderMap {
         let mut headers = credentials.headers().clone();
         headers.insert(header::HOST, self.host.clone());
         // After the entries of the client's requests (RFC 9110, 7.6.3).
         headers.append(header::VIA, self.via.0.clone());
-        headers.insert(header::ACCEPT_ENCODING, hop::NO_CODING);
-        // Configured headers replace them with each request.
+        headers.insert(header::ACCEPT_ENCODING, hop::ACCEPT_IDENTITY);
+        // Configured headers are added to each request, with their current values.
         for name in self.config.load().headers.keys() {
             headers.remove(name);
         }
         headers
     }
 
-    /// `User-Agent` header line of the proxy, if neither these headers nor the configuration has one.
+    /// `User-Agent` header line of the proxy; empty if these headers or the configuration have one.
     pub(super) fn user_agent_line(&self, headers: &HeaderMap) -> &'static [u8] {
         let is_set = headers.contains_key(header::USER_AGENT)
             || self.config.load().headers.contains_key(header::USER_AGENT);
         if is_set { b"" } else { USER_AGENT.as_bytes() }
     }
 
-    /// Configured header lines, with their current values.
+    /// Serialized headers of the configuration, with their current values.
     pub(super) fn configured_lines(&self) -> Vec<u8> {
         http1::header_lines(&self.config.load().headers)
     }
 
-    /// Prepares a reload.
+    /// Prepares a reload; the returned closure applies it.
     ///
     /// # Errors
     /// [`UpstreamSetupError`] if TLS cannot be set up.
@@ -130,43 +134,48 @@ impl StreamableHttp {
         config: &Config,
     ) -> Result<ApplyReload, UpstreamSetupError> {
         let connector = self.client.prepare_reload(config)?;
-        let (this, config) = (Arc::clone(self), config.clone());
+        let (transport, config) = (Arc::clone(self), config.clone());
         Ok(Box::new(move || {
-            resize_semaphore(&this.departed, this.config.load().limits.departed, config.limits.departed);
-            this.client.apply(connector);
-            this.config.set(config);
+            resize_semaphore(
+                &transport.disconnected_permits,
+                transport.config.load().limits.departed,
+                config.limits.departed,
+            );
+            transport.client.apply(connector);
+            transport.config.set(config);
         }))
     }
 
     /// Headers of every POST of a caller.
     pub(super) fn post_headers(&self, credentials: &Credentials) -> HeaderMap {
-        let mut headers = self.headers(credentials);
+        let mut headers = self.caller_headers(credentials);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
         headers
     }
 
-    /// Waits for a response of which only the status matters. Limited by the first-byte timeout.
+    /// Waits for the response head, at most for the first-byte timeout.
     pub(super) async fn await_head(
         &self,
-        answering: PendingResponse,
+        pending: PendingResponse,
     ) -> Result<http::Response<IncomingBody>, CallError> {
         let limit = self.config.load().timeouts.first_byte;
-        timeout(limit, answering).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
+        timeout(limit, pending).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
     }
 
-    /// Reads the remainder of a response, so that its connection can be reused; in the background if it has
-    /// not arrived. Usually it has.
-    pub(super) fn drain_later(&self, mut rest: IncomingBody) {
-        if rest.is_end_stream() {
+    /// Reads the remainder of a response and drops it, so that its connection can be reused; in the
+    /// background if the remainder has not arrived yet, which is rare.
+    pub(super) fn drain_later(&self, mut remainder: IncomingBody) {
+        if remainder.is_end_stream() {
             return;
         }
-        match rest.frame().now_or_never() {
+        match remainder.frame().now_or_never() {
             Some(None | Some(Err(_))) => {}
-            Some(Some(Ok(_))) | None => self.work.spawn(drain(rest)),
+            Some(Some(Ok(_))) | None => self.work.spawn(drain(remainder)),
         }
     }
 
+    /// Fetches a document ([`Upstream::fetch`](crate::upstream::Upstream::fetch)).
     pub(super) async fn fetch_document(
         &self,
         path: &str,
@@ -176,20 +185,20 @@ impl StreamableHttp {
         let path: PathAndQuery =
             path.parse().map_err(|error| CallError::Invalid(format!("{path:?} is not a path: {error}")))?;
         let limit = self.config.load().timeouts.first_byte;
-        let headers = self.headers(credentials);
+        let headers = self.caller_headers(credentials);
         let mut lines = http1::header_lines(&headers);
         lines.extend_from_slice(self.user_agent_line(&headers));
         let response = async {
-            let (client, path, nothing) = (&self.client, path.as_str(), Bytes::new());
-            let answer = client.send(
+            let (client, path, body) = (&self.client, path.as_str(), Bytes::new());
+            let pending = client.send(
                 &Method::GET,
                 path,
                 [&lines, &self.configured_lines()],
-                nothing,
+                body,
                 SendOptions { reuse: ConnectionReuse::Any, traffic: TrafficClass::Call, cookies: None },
             );
-            let (head, body) = answer.await?.into_parts();
-            let body = collect_body(body, DOCUMENT).await?;
+            let (head, body) = pending.await?.into_parts();
+            let body = collect_body(body, MAX_DOCUMENT_BYTES).await?;
             Ok(OriginResponse { status: head.status, headers: head.headers, body })
         };
         timeout(limit, response).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
@@ -197,6 +206,8 @@ impl StreamableHttp {
 }
 
 impl StreamableHttp {
+    /// Sends a request to the server's origin
+    /// ([`Upstream::request_origin`](crate::upstream::Upstream::request_origin)).
     pub(super) async fn send_to_origin(&self, request: OriginRequest) -> Result<OriginResponse, CallError> {
         let OriginRequest { method, path, headers, body } = request;
         let path: PathAndQuery =
@@ -208,19 +219,19 @@ impl StreamableHttp {
         );
         drop(config);
         let response = async {
-            let (lines, ours) = (&lines[..], self.configured_lines());
+            let (lines, configured_lines) = (&lines[..], self.configured_lines());
             let options =
                 SendOptions { reuse: ConnectionReuse::Proven, traffic: TrafficClass::Call, cookies: None };
-            let answer = self.client.send(&method, path.as_str(), [lines, &ours], body, options);
-            let (head, body) = answer.await?.into_parts();
-            let body = collect_body(body, DOCUMENT).await?;
+            let pending = self.client.send(&method, path.as_str(), [lines, &configured_lines], body, options);
+            let (head, body) = pending.await?.into_parts();
+            let body = collect_body(body, MAX_DOCUMENT_BYTES).await?;
             Ok(OriginResponse { status: head.status, headers: hop::strip_hop_headers(head.headers), body })
         };
         timeout(limit, response).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
     }
 }
 
-/// Collects a body of at most `limit` bytes.
+/// Collects a response body of at most `limit` bytes.
 ///
 /// # Errors
 /// [`CallError::TooLarge`] and [`CallError::Broken`].
@@ -234,16 +245,16 @@ pub(super) async fn collect_body(body: IncomingBody, limit: usize) -> Result<Byt
 
 /// Body of an error response; empty if it does not arrive in time.
 pub(super) async fn error_body(body: IncomingBody) -> Bytes {
-    match timeout(ERROR_BODY_TIME, collect_body(body, ERROR_BODY)).await {
+    match timeout(ERROR_BODY_TIMEOUT, collect_body(body, MAX_ERROR_BODY_BYTES)).await {
         Ok(Ok(body)) => body,
         Ok(Err(_)) | Err(_) => Bytes::new(),
     }
 }
 
-/// Error of an HTTP error response without a JSON-RPC message. 401, and 403 with a challenge, are about
-/// credentials (RFC 9110, 11.6.1; RFC 6750, 3.1). A 403 without a challenge is not, and its text is the only
-/// reason: a server that does not accept the `Host` answers so. The target of a redirect that was not
-/// followed is named.
+/// Converts an HTTP error response without a JSON-RPC message to an error. 401, and 403 with a challenge, are
+/// about credentials (RFC 9110, 11.6.1; RFC 6750, 3.1). A 403 without a challenge is not, and its text is the
+/// only reason: a server that does not accept the `Host` answers so. The error names the target of a redirect
+/// that was not followed.
 pub(in crate::upstream) fn status_error(status: StatusCode, headers: &HeaderMap, body: &Bytes) -> CallError {
     let challenge = headers.get(header::WWW_AUTHENTICATE);
     match (status, challenge) {
@@ -278,12 +289,12 @@ pub(in crate::upstream) fn status_error(status: StatusCode, headers: &HeaderMap,
     CallError::Status { status, detail, retry_after: retry_after(headers) }
 }
 
-/// Value of `Retry-After`.
+/// Value of the `Retry-After` header, if there is one.
 pub(in crate::upstream) fn retry_after(headers: &HeaderMap) -> Option<String> {
     Some(headers.get(header::RETRY_AFTER)?.to_str().ok()?.to_owned())
 }
 
-/// Text of an error's body, or else the reason of its status.
+/// Returns the text of an error body, shortened, or the reason phrase of its status if the body is not text.
 fn error_text(status: StatusCode, body: &Bytes) -> String {
     match std::str::from_utf8(body).map(str::trim) {
         Ok(text) if !text.is_empty() => shorten(text),
@@ -292,7 +303,7 @@ fn error_text(status: StatusCode, body: &Bytes) -> String {
 }
 
 fn shorten(text: &str) -> String {
-    text.chars().take(DETAIL_CHARS).collect()
+    text.chars().take(MAX_DETAIL_CHARS).collect()
 }
 
 /// Reads the remainder of a response, so that its connection can be reused. Limited to a second, because a

@@ -1,4 +1,4 @@
-//! Messages of one session over HTTP.
+//! Requests of one session over HTTP.
 
 use bytes::Bytes;
 use dashmap::{DashMap, Entry};
@@ -21,36 +21,35 @@ use crate::{
     },
 };
 
-/// One session over HTTP, with its header lines serialized once.
+/// One session over Streamable HTTP, with its header lines serialized once.
 pub struct HttpSession {
     pub(super) http: Arc<StreamableHttp>,
-    /// Request path: the server's, with the client's query if there is one.
+    /// Path of requests: that of the server, with the client's query if there is one.
     path: String,
-    /// Headers of every POST.
-    posting: Vec<u8>,
-    /// Headers of requests without a body.
-    bodiless: Vec<u8>,
-    /// Headers in `posting`, for look-ups by name.
-    names: HeaderMap,
-    /// `User-Agent` header line of the proxy, for messages without one of a client; empty if the session has
-    /// one.
-    agent: &'static [u8],
-    /// Whether the server assigned the session an id, and so can lose it.
+    /// Header lines of every POST.
+    post_lines: Vec<u8>,
+    /// Header lines of requests without a body.
+    bodiless_lines: Vec<u8>,
+    /// Headers in `post_lines`, for lookups by name.
+    post_headers: HeaderMap,
+    /// `User-Agent` header line of the proxy, for messages without a client's; empty if the session has one.
+    user_agent_line: &'static [u8],
+    /// Whether the server assigned an id to the session, and so can lose the session.
     pub(super) has_id: bool,
-    /// The id, if the session is the proxy's to end.
+    /// Counted id of the session, if the proxy must end it.
     open_id: Option<OpenSessionId>,
-    /// Whether the server survives a DELETE.
+    /// Whether the server survives a DELETE of the session.
     survives_delete: bool,
     /// Cookies of a session that the proxy owns.
     cookies: Option<Arc<CookieJar>>,
 }
 
-/// Ids of the proxy's open sessions. A server may assign one id to several sessions, derived from the user or
-/// constant; the end of one would end all of them.
+/// Ids of the proxy's open sessions, with the number of sessions that have each. A server may assign one id
+/// to several sessions, derived from the user or constant; the end of one would end all of them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OpenSessionIds(Arc<DashMap<HeaderValue, usize>>);
 
-/// Id of an open session.
+/// Id of an open session, counted until the session is closed.
 struct OpenSessionId {
     ids: OpenSessionIds,
     id: HeaderValue,
@@ -60,6 +59,7 @@ struct OpenSessionId {
 // === impl OpenSessionIds ===
 
 impl OpenSessionIds {
+    /// Counts a session with this id.
     fn open(&self, id: &HeaderValue) -> OpenSessionId {
         *self.0.entry(id.clone()).or_default() += 1;
         OpenSessionId { ids: self.clone(), id: id.clone(), is_closed: AtomicBool::new(false) }
@@ -69,7 +69,7 @@ impl OpenSessionIds {
 // === impl OpenSessionId ===
 
 impl OpenSessionId {
-    /// Closes the session. Returns whether no other session has its id.
+    /// Closes the session. Returns whether no other open session has its id; `false` if already closed.
     fn close(&self) -> bool {
         if self.is_closed.swap(true, Ordering::Relaxed) {
             return false;
@@ -93,32 +93,32 @@ impl Drop for OpenSessionId {
 // === impl HttpSession ===
 
 impl HttpSession {
-    /// Session opened by an `initialize` response; `posting` are the headers of
+    /// Creates the session that an `initialize` response opened. `post_headers` are the headers of
     /// [`StreamableHttp::post_headers`].
     ///
     /// # Errors
-    /// [`CallError::Invalid`] if its revision is not a header value.
+    /// [`CallError::Invalid`] if the negotiated revision is not a header value.
     pub(super) fn from_initialize(
         http: Arc<StreamableHttp>,
         description: &UpstreamDescription,
-        mut posting: HeaderMap,
+        mut post_headers: HeaderMap,
         id: Option<HeaderValue>,
         cookies: Arc<CookieJar>,
     ) -> Result<Self, CallError> {
         let version = HeaderValue::from_str(&description.version)
             .map_err(|_| CallError::Invalid("its protocol version is not a header value".to_owned()))?;
-        posting.insert(&PROTOCOL_VERSION, version);
+        post_headers.insert(&PROTOCOL_VERSION, version);
         let has_id = id.is_some();
         let open_id = id.as_ref().map(|id| http.open_ids.open(id));
         if let Some(id) = id {
-            posting.insert(&SESSION_ID, id);
+            post_headers.insert(&SESSION_ID, id);
         }
         Ok(Self {
             path: http.path.clone(),
-            posting: http1::header_lines(&posting),
-            bodiless: http1::header_lines(&without_content(&posting)),
-            agent: http.user_agent_line(&posting),
-            names: posting,
+            post_lines: http1::header_lines(&post_headers),
+            bodiless_lines: http1::header_lines(&without_content(&post_headers)),
+            user_agent_line: http.user_agent_line(&post_headers),
+            post_headers,
             has_id,
             open_id,
             // Servers on the Python SDK before 2025-06-18 fail all sessions after a DELETE (WIRE, B 1.5), so
@@ -129,18 +129,18 @@ impl HttpSession {
         })
     }
 
-    /// Session of a legacy client, from the parts of its requests.
-    pub(super) fn of_client(http: Arc<StreamableHttp>, session: &ClientSession) -> Self {
+    /// Creates a session that a legacy client opened, with the headers of its requests.
+    pub(super) fn opened_by_client(http: Arc<StreamableHttp>, session: &ClientSession) -> Self {
         let ClientSession { principal: _, query, headers } = session;
         let config = http.config.load();
-        let (host, via, ours) = (&http.host, &http.via.0, &config.headers);
+        let (host, via, configured) = (&http.host, &http.via.0, &config.headers);
         Self {
             path: hop::with_query(&http.path, query.as_deref()).into_owned(),
-            posting: hop::request_lines(host, via, headers, ours),
-            bodiless: hop::request_lines(host, via, &without_content(headers), ours),
-            names: headers.clone(),
+            post_lines: hop::request_lines(host, via, headers, configured),
+            bodiless_lines: hop::request_lines(host, via, &without_content(headers), configured),
+            post_headers: headers.clone(),
             // The client's requests keep their own `User-Agent`, or none.
-            agent: b"",
+            user_agent_line: b"",
             has_id: headers.contains_key(&SESSION_ID),
             open_id: None,
             survives_delete: false,
@@ -150,25 +150,25 @@ impl HttpSession {
         }
     }
 
-    /// Session of the previous process, which is left to expire at the server. `None` if its id or revision
-    /// is not a header value.
+    /// Creates a session of the previous process, which is left to expire at the server. `None` if its id or
+    /// revision is not a header value.
     pub(super) fn resumed(
         http: Arc<StreamableHttp>,
-        mut posting: HeaderMap,
+        mut post_headers: HeaderMap,
         anchor: &CallAnchor,
     ) -> Option<Self> {
-        posting.insert(&PROTOCOL_VERSION, HeaderValue::from_str(&anchor.revision).ok()?);
-        posting.insert(&SESSION_ID, HeaderValue::from_str(&anchor.session).ok()?);
+        post_headers.insert(&PROTOCOL_VERSION, HeaderValue::from_str(&anchor.revision).ok()?);
+        post_headers.insert(&SESSION_ID, HeaderValue::from_str(&anchor.session).ok()?);
         Some(Self {
             path: http.path.clone(),
-            posting: http1::header_lines(&posting),
-            bodiless: http1::header_lines(&without_content(&posting)),
-            agent: http.user_agent_line(&posting),
-            names: posting,
+            post_lines: http1::header_lines(&post_headers),
+            bodiless_lines: http1::header_lines(&without_content(&post_headers)),
+            user_agent_line: http.user_agent_line(&post_headers),
+            post_headers,
             has_id: true,
             open_id: None,
-            // Other calls of that process may be resumed in it later: the first one to end would end them
-            // all.
+            // Other calls of that process may be resumed in the session later: the first call to end would
+            // end them all.
             survives_delete: false,
             // The cookies of that process are lost; the server may set others.
             cookies: Some(Arc::new(CookieJar::new(http.url.uri()))),
@@ -176,35 +176,35 @@ impl HttpSession {
         })
     }
 
-    /// Id and revision of the session, if it can be resumed with those: a query that a client adds to the
-    /// server's URL may hold a key, and is not stored.
+    /// Id and revision of the session, by which another process can resume it. `None` if the client adds a
+    /// query to the server's URL: the query may hold a key, and is not stored.
     pub(super) fn resume_ids(&self) -> Option<(&str, &str)> {
         if self.path != self.http.path {
             return None;
         }
-        let text = |name| self.names.get(name).and_then(|value| value.to_str().ok());
+        let text = |name| self.post_headers.get(name).and_then(|value| value.to_str().ok());
         Some((text(&SESSION_ID)?, text(&PROTOCOL_VERSION)?))
     }
 
     /// Session id, if there is one.
     pub(super) fn id(&self) -> Option<&HeaderValue> {
-        self.names.get(&SESSION_ID)
+        self.post_headers.get(&SESSION_ID)
     }
 
-    /// Sends a call.
-    pub(super) fn call(&self, body: Bytes, further: &HeaderMap) -> PendingResponse {
+    /// Sends a call as a POST. `extra` are the client's headers for this call.
+    pub(super) fn post_call(&self, body: Bytes, extra: &HeaderMap) -> PendingResponse {
         let config = self.http.config.load();
         let mut lines = http1::header_lines(&config.headers);
-        for (name, value) in further {
-            let is_set = self.names.contains_key(name) || config.headers.contains_key(name);
+        for (name, value) in extra {
+            let is_set = self.post_headers.contains_key(name) || config.headers.contains_key(name);
             if HeaderScope::for_header(name) == HeaderScope::Request && !is_set {
                 http1::write_header_line(&mut lines, name, value);
             }
         }
-        if !further.contains_key(header::USER_AGENT) {
-            lines.extend_from_slice(self.agent);
+        if !extra.contains_key(header::USER_AGENT) {
+            lines.extend_from_slice(self.user_agent_line);
         }
-        let lines = [&*self.posting, &lines];
+        let lines = [&*self.post_lines, &lines];
         self.http.client.send(
             &Method::POST,
             &self.path,
@@ -214,57 +214,58 @@ impl HttpSession {
         )
     }
 
-    /// Sends a notification or a response.
-    pub(super) fn post(&self, body: Bytes, reuse: ConnectionReuse) -> PendingResponse {
-        let mut ours = self.http.configured_lines();
-        ours.extend_from_slice(self.agent);
-        let lines: [&[u8]; 2] = [&self.posting, &ours];
+    /// Sends a notification or a response as a POST.
+    pub(super) fn post_message(&self, body: Bytes, reuse: ConnectionReuse) -> PendingResponse {
+        let mut lines = self.http.configured_lines();
+        lines.extend_from_slice(self.user_agent_line);
+        let all_lines: [&[u8]; 2] = [&self.post_lines, &lines];
         self.http.client.send(
             &Method::POST,
             &self.path,
-            lines,
+            all_lines,
             body,
             self.options(reuse, TrafficClass::Control),
         )
     }
 
     /// Opens the GET stream, or resumes a broken stream after `last_id`.
-    pub(super) fn get(&self, last_id: Option<&str>) -> PendingResponse {
+    pub(super) fn open_stream(&self, last_id: Option<&str>) -> PendingResponse {
         let mut lines = b"accept: text/event-stream\r\n".to_vec();
-        // An id that is not a header value cannot be sent; the stream then starts anew.
+        // An id that is not a header value cannot be sent; the stream then starts at its current end.
         if let Some(id) = last_id.and_then(|id| HeaderValue::from_str(id).ok()) {
             http1::write_header_line(&mut lines, &LAST_EVENT_ID, &id);
         }
-        self.bodiless(&Method::GET, &lines, ConnectionReuse::Any, TrafficClass::Call)
+        self.send_bodiless(&Method::GET, &lines, ConnectionReuse::Any, TrafficClass::Call)
     }
 
-    /// Sends DELETE, if the server survives it and no other session of the proxy has its id.
-    pub(super) fn delete(&self) -> Option<PendingResponse> {
+    /// Sends DELETE; `None` if the server does not survive it, or another session of the proxy has the same
+    /// id.
+    pub(super) fn send_delete(&self) -> Option<PendingResponse> {
         let is_last = self.open_id.as_ref().is_some_and(OpenSessionId::close);
         (self.survives_delete && is_last)
-            .then(|| self.bodiless(&Method::DELETE, &[], ConnectionReuse::Proven, TrafficClass::Control))
+            .then(|| self.send_bodiless(&Method::DELETE, &[], ConnectionReuse::Proven, TrafficClass::Control))
     }
 
     fn options(&self, reuse: ConnectionReuse, traffic: TrafficClass) -> SendOptions<'_> {
         SendOptions { reuse, traffic, cookies: self.cookies.as_ref() }
     }
 
-    fn bodiless(
+    fn send_bodiless(
         &self,
         method: &Method,
-        further: &[u8],
+        extra: &[u8],
         reuse: ConnectionReuse,
         traffic: TrafficClass,
     ) -> PendingResponse {
-        let mut more = self.http.configured_lines();
-        more.extend_from_slice(self.agent);
-        more.extend_from_slice(further);
-        let lines = [&*self.bodiless, &more];
-        self.http.client.send(method, &self.path, lines, Bytes::new(), self.options(reuse, traffic))
+        let mut lines = self.http.configured_lines();
+        lines.extend_from_slice(self.user_agent_line);
+        lines.extend_from_slice(extra);
+        let all_lines = [&*self.bodiless_lines, &lines];
+        self.http.client.send(method, &self.path, all_lines, Bytes::new(), self.options(reuse, traffic))
     }
 }
 
-/// Headers of a session without those about bodies.
+/// Returns the headers without `Content-Type` and `Accept`, for requests without a body.
 pub(super) fn without_content(headers: &HeaderMap) -> HeaderMap {
     let mut bodiless = headers.clone();
     bodiless.remove(header::CONTENT_TYPE);

@@ -13,7 +13,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// Sessions whose GET stream is about to be opened, by session id.
+/// Sessions of legacy clients whose GET stream is about to be opened, by session id.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StreamOrder {
     sessions: Arc<DashMap<HeaderValue, AwaitedStream>>,
@@ -22,29 +22,30 @@ pub(super) struct StreamOrder {
 /// A GET stream that is not open yet.
 #[derive(Clone, Debug, Default)]
 struct AwaitedStream {
-    /// Cancelled once the stream is open, or will not be.
+    /// Cancelled once the stream is open, or will not be opened.
     settled: CancellationToken,
     /// Whether the stream has been requested.
     is_requested: bool,
 }
 
-/// A GET stream being opened; dropped when it is open or has failed.
+/// Guard of a GET stream that is being opened; dropped when the stream is open or has failed.
 pub(super) struct OpeningStream {
     sessions: Arc<DashMap<HeaderValue, AwaitedStream>>,
     session: HeaderValue,
     settled: CancellationToken,
 }
 
-/// Time for which a call waits for a stream requested before it: a server may hold back its response head
-/// until the first event.
-const OPENS: Duration = Duration::from_millis(100);
-/// Time after the handshake for which a call waits for a client to request its stream.
-const BEGINS: Duration = Duration::from_millis(25);
+/// Time for which a call waits for a stream requested before the call: a server may hold back the response
+/// head of the stream until the first event.
+const OPENING_WAIT: Duration = Duration::from_millis(100);
+/// Time after the handshake for which a call waits for the client to request its stream.
+const REQUEST_WAIT: Duration = Duration::from_millis(25);
 
 // === impl StreamOrder ===
 
 impl StreamOrder {
-    /// Registers the end of a handshake. `spawn` runs the end of the wait for a client that opens no stream.
+    /// Registers the end of a handshake: calls wait for the stream that the client may request next. `spawn`
+    /// runs a future that ends the wait for a client that requests no stream.
     pub(super) fn handshake_completed<F>(&self, session: &HeaderValue, spawn: F)
     where
         F: FnOnce(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>),
@@ -53,14 +54,14 @@ impl StreamOrder {
         vacant.insert(AwaitedStream::default());
         let (sessions, session) = (self.sessions.clone(), session.clone());
         spawn(Box::pin(async move {
-            sleep(BEGINS).await;
+            sleep(REQUEST_WAIT).await;
             if let Some((_, awaited)) = sessions.remove_if(&session, |_, awaited| !awaited.is_requested) {
                 awaited.settled.cancel();
             }
         }));
     }
 
-    /// Registers a requested stream.
+    /// Registers a stream that the client has requested, until the returned guard is dropped.
     pub(super) fn begin_opening(&self, session: &HeaderValue) -> OpeningStream {
         let mut awaited = self.sessions.entry(session.clone()).or_default();
         awaited.is_requested = true;
@@ -69,19 +70,20 @@ impl StreamOrder {
         OpeningStream { sessions: self.sessions.clone(), session: session.clone(), settled }
     }
 
-    /// Waits for the stream that precedes a call.
-    pub(super) async fn wait(&self, session: &HeaderValue) {
+    /// Waits for the stream that precedes a call of this session, if there is one.
+    pub(super) async fn wait_for_stream(&self, session: &HeaderValue) {
         if let Some(awaited) = self.stream_wait(session) {
             awaited.await;
         }
     }
 
-    /// Wait for the stream that precedes a call, if there is one. It may outlast the call's client.
+    /// Returns the wait for the stream that precedes a call; `None` if there is no such stream. The future
+    /// may outlive the call's client.
     pub(super) fn stream_wait(&self, session: &HeaderValue) -> Option<BoxFuture<'static, ()>> {
         let settled = self.sessions.get(session)?.settled.clone();
         let (sessions, session) = (self.sessions.clone(), session.clone());
         Some(Box::pin(async move {
-            if timeout(OPENS, settled.cancelled()).await.is_err() {
+            if timeout(OPENING_WAIT, settled.cancelled()).await.is_err() {
                 // End the wait of other calls as well.
                 settle(&sessions, &session, &settled);
             }
@@ -89,6 +91,7 @@ impl StreamOrder {
     }
 }
 
+/// Ends the wait of all calls for this stream.
 fn settle(
     sessions: &DashMap<HeaderValue, AwaitedStream>,
     session: &HeaderValue,
@@ -123,10 +126,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_call_waits_for_the_stream_requested_before_it() {
         let order = StreamOrder::default();
-        assert!(order.wait(&SESSION).now_or_never().is_some(), "there is none");
+        assert!(order.wait_for_stream(&SESSION).now_or_never().is_some(), "there is none");
         let opening = order.begin_opening(&SESSION);
-        assert!(order.wait(&HeaderValue::from_static("t")).now_or_never().is_some(), "it is another's");
-        let mut wait = Box::pin(order.wait(&SESSION));
+        assert!(
+            order.wait_for_stream(&HeaderValue::from_static("t")).now_or_never().is_some(),
+            "it is another's"
+        );
+        let mut wait = Box::pin(order.wait_for_stream(&SESSION));
         assert!(wait.as_mut().now_or_never().is_none());
         drop(opening);
         assert!(wait.now_or_never().is_some());
@@ -137,17 +143,17 @@ mod tests {
     async fn a_call_does_not_wait_for_ever() {
         let order = StreamOrder::default();
         let _opening = order.begin_opening(&SESSION);
-        order.wait(&SESSION).await;
-        assert!(order.wait(&SESSION).now_or_never().is_some(), "the next does not wait at all");
+        order.wait_for_stream(&SESSION).await;
+        assert!(order.wait_for_stream(&SESSION).now_or_never().is_some(), "the next does not wait at all");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_call_right_after_the_handshake_waits_for_a_client_that_opens_its_stream() {
         let order = begun();
-        let mut wait = Box::pin(order.wait(&SESSION));
+        let mut wait = Box::pin(order.wait_for_stream(&SESSION));
         assert!(wait.as_mut().now_or_never().is_none());
         let opening = order.begin_opening(&SESSION);
-        sleep(BEGINS * 2).await;
+        sleep(REQUEST_WAIT * 2).await;
         assert!(wait.as_mut().now_or_never().is_none(), "it has been asked for");
         drop(opening);
         wait.await;
@@ -157,8 +163,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_opens_no_stream_is_waited_for_briefly() {
         let order = begun();
-        timeout(BEGINS * 2, order.wait(&SESSION)).await.expect("a moment");
+        timeout(REQUEST_WAIT * 2, order.wait_for_stream(&SESSION)).await.expect("a moment");
         assert!(order.sessions.is_empty());
-        assert!(order.wait(&SESSION).now_or_never().is_some());
+        assert!(order.wait_for_stream(&SESSION).now_or_never().is_some());
     }
 }

@@ -12,26 +12,28 @@ use crate::runtime::random;
 #[derive(Clone, Debug)]
 pub(super) struct Via(pub(super) HeaderValue);
 
-/// Prefix of each entry. The remainder is random: two proxies in a row are not a loop.
-const NAME: &str = "1.1 deferral-";
+/// Prefix of each entry; the remainder is random, so that two proxies in a row are not taken for a loop.
+const ENTRY_PREFIX: &str = "1.1 deferral-";
 
 // === impl Via ===
 
 impl Via {
     /// Creates a unique entry.
     pub(super) fn new() -> Self {
-        let name = format!("{NAME}{:016x}", u64::from_be_bytes(random()));
-        Self(HeaderValue::try_from(name).expect("visible ASCII is a header value"))
+        let entry = format!("{ENTRY_PREFIX}{:016x}", u64::from_be_bytes(random()));
+        Self(HeaderValue::try_from(entry).expect("visible ASCII is a header value"))
     }
 
-    /// Whether a request with these headers has passed this entry.
+    /// Whether a request with these headers has passed this upstream before.
     pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
-        let ours = self.0.as_bytes();
+        let own_entry = self.0.as_bytes();
         let lines = headers.get_all(VIA).iter();
         // A comment may follow each entry.
-        lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b',')).any(|passed| {
-            let rest = passed.trim_ascii_start().strip_prefix(ours);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b" ") || rest.starts_with(b"\t"))
+        lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b',')).any(|entry| {
+            let suffix = entry.trim_ascii_start().strip_prefix(own_entry);
+            suffix.is_some_and(|suffix| {
+                suffix.is_empty() || suffix.starts_with(b" ") || suffix.starts_with(b"\t")
+            })
         })
     }
 }

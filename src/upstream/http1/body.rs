@@ -4,25 +4,29 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::{Version, header};
 use std::io;
 
-use super::head::{HEAD, invalid, is_bodiless};
+use super::head::{MAX_HEAD_BYTES, invalid_data, is_bodiless};
 
 /// State of a body's framing (RFC 9112, 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyFraming {
+    /// The body has ended, or there is none.
     Ended,
     /// Remaining bytes of the body.
     Length(u64),
+    /// The body ends when the server closes the connection.
     UntilClose,
-    /// Reads the line of a chunk's size; this many bytes of it have no line end.
+    /// The line with a chunk's size is next; this many bytes of it have arrived without a line end.
     ChunkSize(usize),
-    /// Remaining bytes of the chunk.
+    /// Remaining bytes of the current chunk.
     Chunk(u64),
+    /// The line end after a chunk's data is next.
     ChunkEnd,
+    /// Trailers after the last chunk are next.
     Trailers {
         /// Bytes of earlier trailer lines.
-        before: usize,
+        earlier_lines: usize,
         /// Bytes of the next line without a line end.
-        searched: usize,
+        without_line_end: usize,
     },
 }
 
@@ -31,13 +35,14 @@ pub enum BodyFraming {
 pub enum BodyPart {
     /// Bytes of the body; never empty.
     Data(Bytes),
-    /// More bytes are needed: at most this many belong to the current part, as far as known; 0 if unknown.
+    /// More bytes are needed. The number is that of the bytes known to be left of the current part; 0 if it
+    /// is unknown.
     NeedsMore(usize),
     Ended,
 }
 
-/// Usual bytes after the last chunk.
-const END: &[u8] = b"\r\n0\r\n\r\n";
+/// Usual bytes after the data of the last chunk, without trailers.
+const LAST_CHUNK: &[u8] = b"\r\n0\r\n\r\n";
 
 // === impl BodyFraming ===
 
@@ -45,20 +50,20 @@ impl BodyFraming {
     /// Determines the framing from the response head.
     ///
     /// # Errors
-    /// `InvalidData` if two readers could find its end in two places.
-    pub fn of(head: &http::Response<()>) -> io::Result<Self> {
+    /// `InvalidData` if two readers could find the end of the body in different places.
+    pub fn from_head(head: &http::Response<()>) -> io::Result<Self> {
         if is_bodiless(head.status()) {
             return Ok(Self::Ended);
         }
         let headers = head.headers();
-        // A response for a reader without transfer codings, with one, may have passed an intermediary that
-        // read it differently (RFC 9112, 6.1).
+        // A transfer coding in a response of HTTP/1.0, which knows none, shows an intermediary that may have
+        // read the response differently (RFC 9112, 6.1).
         if head.version() == Version::HTTP_10 && headers.contains_key(header::TRANSFER_ENCODING) {
-            return Err(invalid("it has a transfer coding, which HTTP/1.0 does not know"));
+            return Err(invalid_data("it has a transfer coding, which HTTP/1.0 does not know"));
         }
         // Other readers treat a value that is not text as no coding.
         if headers.get_all(header::TRANSFER_ENCODING).iter().any(|coding| coding.to_str().is_err()) {
-            return Err(invalid("its transfer coding is not text"));
+            return Err(invalid_data("its transfer coding is not text"));
         }
         if let Some(coding) = headers.get_all(header::TRANSFER_ENCODING).iter().next_back() {
             let last = coding.as_bytes().rsplit(|&byte| byte == b',').next().unwrap_or_default();
@@ -71,7 +76,7 @@ impl BodyFraming {
         let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
         let Some(length) = lengths.next() else { return Ok(Self::UntilClose) };
         if lengths.any(|other| other != length) {
-            return Err(invalid("it has two lengths"));
+            return Err(invalid_data("it has two lengths"));
         }
         // Digits only: a number could have a sign as well.
         let digits = length.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
@@ -79,11 +84,11 @@ impl BodyFraming {
             Some(0) => Ok(Self::Ended),
             // hyper reserves the two greatest numbers and rejects them as a length.
             Some(length) if length < u64::MAX - 1 => Ok(Self::Length(length)),
-            Some(_) | None => Err(invalid("its length is not valid")),
+            Some(_) | None => Err(invalid_data("its length is not valid")),
         }
     }
 
-    /// Takes the next part of the body from the buffer.
+    /// Takes the next part of the body from the buffer `read`.
     ///
     /// # Errors
     /// `InvalidData` if the body does not match the framing of its head.
@@ -95,25 +100,25 @@ impl BodyFraming {
                     return Ok(BodyPart::Data(self.data(read)));
                 }
                 Self::UntilClose => return Ok(BodyPart::NeedsMore(0)),
-                Self::Length(left) | Self::Chunk(left) => {
-                    return Ok(BodyPart::NeedsMore(usize::try_from(left).unwrap_or(usize::MAX)));
+                Self::Length(remaining) | Self::Chunk(remaining) => {
+                    return Ok(BodyPart::NeedsMore(usize::try_from(remaining).unwrap_or(usize::MAX)));
                 }
                 // Reject before the line ends; the parser would read a line without digits as the last chunk.
                 Self::ChunkSize(_) if read.first().is_some_and(|byte| !byte.is_ascii_hexdigit()) => {
-                    return Err(invalid("a chunk has no size"));
+                    return Err(invalid_data("a chunk has no size"));
                 }
                 Self::ChunkSize(searched) => match end_of_line(read, searched) {
-                    Some(end) if end <= HEAD => {
+                    Some(end) if end <= MAX_HEAD_BYTES => {
                         *self = match chunk_size(&read.split_to(end))? {
-                            0 => Self::Trailers { before: 0, searched: 0 },
+                            0 => Self::Trailers { earlier_lines: 0, without_line_end: 0 },
                             size => Self::Chunk(size),
                         };
                     }
-                    None if read.len() < HEAD => {
+                    None if read.len() < MAX_HEAD_BYTES => {
                         *self = Self::ChunkSize(read.len());
                         return Ok(BodyPart::NeedsMore(0));
                     }
-                    Some(_) | None => return Err(invalid("a chunk has no size")),
+                    Some(_) | None => return Err(invalid_data("a chunk has no size")),
                 },
                 Self::ChunkEnd => match &read[..] {
                     [b'\r', b'\n', ..] => {
@@ -121,44 +126,48 @@ impl BodyFraming {
                         *self = Self::ChunkSize(0);
                     }
                     [] | [b'\r'] => return Ok(BodyPart::NeedsMore(0)),
-                    _ => return Err(invalid("a chunk is longer than its size")),
+                    _ => return Err(invalid_data("a chunk is longer than its size")),
                 },
-                Self::Trailers { before, searched } => match end_of_line(read, searched) {
-                    Some(end) if before + end <= HEAD => {
-                        *self = match &read.split_to(end)[..] {
-                            b"\r\n" => Self::Ended,
-                            line if line.ends_with(b"\r\n") => {
-                                Self::Trailers { before: before + end, searched: 0 }
-                            }
-                            // Some readers would continue, and read the next response as part of this one.
-                            _ => return Err(invalid("a line of its trailers does not end in CR LF")),
-                        };
+                Self::Trailers { earlier_lines, without_line_end } => {
+                    match end_of_line(read, without_line_end) {
+                        Some(end) if earlier_lines + end <= MAX_HEAD_BYTES => {
+                            *self = match &read.split_to(end)[..] {
+                                b"\r\n" => Self::Ended,
+                                line if line.ends_with(b"\r\n") => {
+                                    Self::Trailers { earlier_lines: earlier_lines + end, without_line_end: 0 }
+                                }
+                                // Some readers would continue, and read the next response as part of this one.
+                                _ => {
+                                    return Err(invalid_data("a line of its trailers does not end in CR LF"));
+                                }
+                            };
+                        }
+                        None if earlier_lines + read.len() < MAX_HEAD_BYTES => {
+                            *self = Self::Trailers { earlier_lines, without_line_end: read.len() };
+                            return Ok(BodyPart::NeedsMore(0));
+                        }
+                        Some(_) | None => return Err(invalid_data("its trailers are too long")),
                     }
-                    None if before + read.len() < HEAD => {
-                        *self = Self::Trailers { before, searched: read.len() };
-                        return Ok(BodyPart::NeedsMore(0));
-                    }
-                    Some(_) | None => return Err(invalid("its trailers are too long")),
-                },
+                }
             }
         }
     }
 
     /// Takes the available bytes of the body.
     fn data(&mut self, read: &mut BytesMut) -> Bytes {
-        let (Self::Length(left) | Self::Chunk(left)) = *self else { return read.split().freeze() };
-        let here = read.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-        let data = read.split_to(here).freeze();
-        *self = match (*self, left - here as u64) {
+        let (Self::Length(remaining) | Self::Chunk(remaining)) = *self else { return read.split().freeze() };
+        let available = read.len().min(usize::try_from(remaining).unwrap_or(usize::MAX));
+        let data = read.split_to(available).freeze();
+        *self = match (*self, remaining - available as u64) {
             (Self::Length(_), 0) => Self::Ended,
-            (Self::Length(_), left) => Self::Length(left),
+            (Self::Length(_), remaining) => Self::Length(remaining),
             // Skip the last chunk if it has arrived: the connection is free at once.
-            (_, 0) if read.starts_with(END) => {
-                read.advance(END.len());
+            (_, 0) if read.starts_with(LAST_CHUNK) => {
+                read.advance(LAST_CHUNK.len());
                 Self::Ended
             }
             (_, 0) => Self::ChunkEnd,
-            (_, left) => Self::Chunk(left),
+            (_, remaining) => Self::Chunk(remaining),
         };
         data
     }
@@ -166,7 +175,7 @@ impl BodyFraming {
 
 /// Length of the next line including its end. The first `searched` bytes have no line end.
 fn end_of_line(read: &[u8], searched: usize) -> Option<usize> {
-    memchr::memchr(b'\n', &read[searched..]).map(|at| searched + at + 1)
+    memchr::memchr(b'\n', &read[searched..]).map(|index| searched + index + 1)
 }
 
 /// Size in the line before a chunk, which starts with a digit.
@@ -174,16 +183,16 @@ fn chunk_size(line: &[u8]) -> io::Result<u64> {
     // The parser would accept a line feed alone in an extension; other readers would not (RFC 9112, 7.1.1 and
     // 11.1).
     if !line.ends_with(b"\r\n") {
-        return Err(invalid("the line of a chunk's size does not end in CR LF"));
+        return Err(invalid_data("the line of a chunk's size does not end in CR LF"));
     }
     // The parser counts leading zeros among the sixteen digits that it accepts; they are no reason to reject
     // a size.
     let zeros = line.iter().take_while(|byte| **byte == b'0').count();
-    let is_more = line.get(zeros).is_some_and(u8::is_ascii_hexdigit);
-    let line = &line[if is_more { zeros } else { zeros.saturating_sub(1) }..];
+    let has_more_digits = line.get(zeros).is_some_and(u8::is_ascii_hexdigit);
+    let line = &line[if has_more_digits { zeros } else { zeros.saturating_sub(1) }..];
     match httparse::parse_chunk_size(line) {
         Ok(httparse::Status::Complete((_, size))) => Ok(size),
-        Ok(httparse::Status::Partial) | Err(_) => Err(invalid("a chunk has no size")),
+        Ok(httparse::Status::Partial) | Err(_) => Err(invalid_data("a chunk has no size")),
     }
 }
 
@@ -195,7 +204,7 @@ mod tests {
     fn a_length_above_the_greatest_possible_is_refused() {
         let framing = |length: &str| {
             let head = http::Response::builder().header(header::CONTENT_LENGTH, length).body(());
-            BodyFraming::of(&head.expect("a head"))
+            BodyFraming::from_head(&head.expect("a head"))
         };
         assert_eq!(
             framing("00018446744073709551613").expect("the longest"),

@@ -30,21 +30,21 @@ use super::{
 use crate::runtime::{ConnectionPermit, NetworkStream};
 use crate::telemetry::{Limit, UsageGuard};
 
-/// Stream of a connection, plain or encrypted.
+/// Byte stream of a connection, plain or with TLS.
 pub(super) type UpstreamIo = Either<NetworkStream, Box<dyn EncryptedIo>>;
 
-/// An encrypted stream.
+/// A byte stream with TLS.
 pub(super) trait EncryptedIo: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> EncryptedIo for T {}
 
-/// A connection, which serves one exchange at a time.
+/// A connection to a server, or to a proxy, that carries one exchange at a time.
 pub(super) struct UpstreamConnection {
     io: UpstreamIo,
-    /// Bytes that have arrived and are not parsed. Empty while a call waits for its response.
-    read: BytesMut,
+    /// Bytes that have arrived and are not parsed yet. Empty while a call waits for its response.
+    buffer: BytesMut,
     permit: ConnectionPermit,
-    /// Idle time that the server announces (`Keep-Alive: timeout`).
+    /// Idle time that the server announces (`Keep-Alive: timeout`); `None` if it announces none.
     announced_idle: Option<Duration>,
     _counted: UsageGuard,
 }
@@ -55,77 +55,81 @@ pub(super) struct ExchangeFuture {
     head: Bytes,
     body: Bytes,
     /// Whether the connection has accepted no byte of the request.
-    untouched: bool,
-    /// Whether sending has ended: flushed or failed.
-    sent: bool,
-    /// Error of the sending; the server may have answered all the same.
-    unsent: Option<io::Error>,
+    is_untouched: bool,
+    /// Whether sending has ended: all bytes were flushed, or sending failed.
+    is_sent: bool,
+    /// Error of the sending; the server may have answered nevertheless.
+    send_error: Option<io::Error>,
     reader: HeadReader,
-    /// Head of a response that began before the whole request was sent.
-    early: Option<Box<http::Response<()>>>,
+    /// Head of a success response that arrived before the whole request was sent.
+    early_head: Option<Box<http::Response<()>>>,
     pool: Arc<ConnectionPool>,
 }
 
-/// Body of a response as the server sent it. Returns its connection to the pool once read to its end; closes
-/// it if dropped before.
+/// Body of a response as the server sent it. Returns its connection to the pool when it has been read to its
+/// end; closes the connection if dropped before.
 pub(in crate::upstream) struct RawBody {
     connection: Option<Box<UpstreamConnection>>,
     framing: BodyFraming,
-    reusable: bool,
-    /// Whether the response only accepts a message (202).
-    accepted: bool,
+    is_reusable: bool,
+    /// Whether the response only accepts a message (HTTP 202).
+    is_accepted: bool,
     pool: Arc<ConnectionPool>,
 }
 
-/// Bytes per read, on the stack.
-const READ: usize = 8 << 10;
-/// Bytes per read into place, for bodies of known length.
-const READ_IN_PLACE: usize = 64 << 10;
+/// Bytes per read into a buffer on the stack.
+const STACK_READ_BYTES: usize = 8 << 10;
+/// Limit of bytes per read directly into the connection's buffer, for bodies of known length.
+const DIRECT_READ_BYTES: usize = 64 << 10;
 
 // === impl UpstreamConnection ===
 
 impl UpstreamConnection {
+    /// Wraps an established byte stream; `permit` counts it against the connection limit until the connection
+    /// closes.
     pub(super) fn new(io: UpstreamIo, permit: ConnectionPermit) -> Self {
-        let _counted = Limit::UpstreamConnections.take(1);
-        Self { io, read: BytesMut::new(), permit, announced_idle: None, _counted }
+        let _counted = Limit::UpstreamConnections.acquire(1);
+        Self { io, buffer: BytesMut::new(), permit, announced_idle: None, _counted }
     }
 
-    /// Idle time that the server announces.
+    /// Idle time that the server announces; `None` if it announces none.
     pub(super) fn announced_idle(&self) -> Option<Duration> {
         self.announced_idle
     }
 
-    /// Whether the connection may be kept for another request.
+    /// Whether the connection may be kept for another request: reserved connections are not.
     pub(super) fn is_poolable(&self) -> bool {
         !self.permit.is_reserved()
     }
 
     /// Whether another request can be sent: the server has neither closed the connection nor sent bytes.
     pub(super) fn is_idle(&mut self) -> bool {
-        // Unconstrained: tokio returns `Pending` to a task without budget without reading the socket, and an
-        // unexpected response would then be taken for the next caller's.
-        let looked = unconstrained(poll_fn(|cx| self.poll_fill(cx))).now_or_never();
-        looked.is_none() && self.read.is_empty()
+        // Unconstrained: without budget, tokio returns `Pending` without reading the socket, and an
+        // unexpected response would then be taken for the response to the next request.
+        let read_outcome = unconstrained(poll_fn(|cx| self.poll_fill(cx))).now_or_never();
+        read_outcome.is_none() && self.buffer.is_empty()
     }
 
-    /// Reads the available bytes; 0 is the end. Allocates only when bytes arrive.
+    /// Reads the available bytes into the buffer; 0 means the end of the stream. Allocates only when bytes
+    /// arrive.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let mut space = [const { MaybeUninit::uninit() }; READ];
+        let mut space = [const { MaybeUninit::uninit() }; STACK_READ_BYTES];
         let mut space = ReadBuf::uninit(&mut space);
         ready!(Pin::new(&mut self.io).poll_read(cx, &mut space))?;
         let filled = space.filled();
-        self.read.extend_from_slice(filled);
+        self.buffer.extend_from_slice(filled);
         Poll::Ready(Ok(filled.len()))
     }
 
-    /// Reads at most `wanted` bytes into the buffer.
+    /// Reads at most `wanted` bytes directly into the buffer.
     fn poll_fill_in_place(&mut self, wanted: usize, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.read.reserve(wanted);
-        let mut limited = (&mut self.read).limit(wanted);
+        self.buffer.reserve(wanted);
+        let mut limited = (&mut self.buffer).limit(wanted);
         tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut limited)
     }
 
-    /// Sends the remainder of a request.
+    /// Sends the remainder of a request and flushes it. `head` and `body` keep the bytes that are not sent
+    /// yet.
     fn poll_send(
         &mut self,
         head: &mut Bytes,
@@ -134,43 +138,44 @@ impl UpstreamConnection {
     ) -> Poll<io::Result<()>> {
         while !head.is_empty() || !body.is_empty() {
             let parts = [IoSlice::new(head), IoSlice::new(body)];
-            // Only the body once the head is sent: an empty part may count as the end.
+            // Pass the body alone once the head is sent: an empty part may count as the end.
             let parts = if head.is_empty() { &parts[1..] } else { &parts[..] };
             let sent = ready!(Pin::new(&mut self.io).poll_write_vectored(cx, parts))?;
             if sent == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            let of_head = sent.min(head.len());
-            head.advance(of_head);
-            body.advance(sent - of_head);
+            let head_bytes = sent.min(head.len());
+            head.advance(head_bytes);
+            body.advance(sent - head_bytes);
         }
         Pin::new(&mut self.io).poll_flush(cx)
     }
 
-    /// Reads the response head.
+    /// Reads until the response head is complete, and returns it.
     fn poll_head(
         &mut self,
         reader: &mut HeadReader,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<http::Response<()>>> {
         loop {
-            if let Some(head) = reader.next(&mut self.read)? {
+            if let Some(head) = reader.next(&mut self.buffer)? {
                 return Poll::Ready(Ok(head));
             }
             if ready!(self.poll_fill(cx))? == 0 {
-                return Poll::Ready(Err(closed()));
+                return Poll::Ready(Err(closed_error()));
             }
         }
     }
 }
 
-fn closed() -> io::Error {
+fn closed_error() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")
 }
 
 // === impl ExchangeFuture ===
 
 impl ExchangeFuture {
+    /// Sends a request (`head` and `body` serialized) on this connection, which later returns to `pool`.
     pub(super) fn new(
         connection: Box<UpstreamConnection>,
         head: Bytes,
@@ -178,12 +183,22 @@ impl ExchangeFuture {
         pool: Arc<ConnectionPool>,
     ) -> Self {
         let (connection, reader) = (Some(connection), HeadReader::default());
-        Self { connection, head, body, untouched: true, sent: false, unsent: None, reader, early: None, pool }
+        Self {
+            connection,
+            head,
+            body,
+            is_untouched: true,
+            is_sent: false,
+            send_error: None,
+            reader,
+            early_head: None,
+            pool,
+        }
     }
 
     /// Whether the connection has accepted no byte of the request, so that the server cannot have read any.
     pub(super) fn is_untouched(&self) -> bool {
-        self.untouched
+        self.is_untouched
     }
 }
 
@@ -193,45 +208,45 @@ impl Future for ExchangeFuture {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let connection = this.connection.as_mut().expect("an exchange is not polled after its end");
-        if !this.sent {
-            let before = this.head.len();
+        if !this.is_sent {
+            let unsent_head = this.head.len();
             let sending = connection.poll_send(&mut this.head, &mut this.body, cx);
-            this.untouched &= this.head.len() == before;
+            this.is_untouched &= this.head.len() == unsent_head;
             match sending {
                 Poll::Ready(outcome) => {
                     // The request is not needed while its response is awaited.
-                    (this.sent, this.head, this.body) = (true, Bytes::new(), Bytes::new());
+                    (this.is_sent, this.head, this.body) = (true, Bytes::new(), Bytes::new());
                     // A server that refuses a request may answer and close before it has read all of it.
-                    this.unsent = outcome.err();
+                    this.send_error = outcome.err();
                 }
                 Poll::Pending => {}
             }
         }
-        let head = match this.early.take() {
+        let head = match this.early_head.take() {
             Some(head) => *head,
             None => match ready!(connection.poll_head(&mut this.reader, cx)) {
                 Ok(head) => head,
                 // A refused certificate is more specific than a failed write.
                 Err(error) if is_certificate_refusal(&error) => return Poll::Ready(Err(error)),
-                Err(error) => return Poll::Ready(Err(this.unsent.take().unwrap_or(error))),
+                Err(error) => return Poll::Ready(Err(this.send_error.take().unwrap_or(error))),
             },
         };
-        // A server may answer without reading on: an error or a redirect counts at once, a success once the
-        // request is sent (RFC 9112, 9.5).
-        if !this.sent && head.status().is_success() {
-            this.early = Some(Box::new(head));
+        // A server may answer without reading the whole request: an error or a redirect counts at once, a
+        // success only once the request is sent (RFC 9112, 9.5).
+        if !this.is_sent && head.status().is_success() {
+            this.early_head = Some(Box::new(head));
             return Poll::Pending;
         }
-        let framing = BodyFraming::of(&head)?;
+        let framing = BodyFraming::from_head(&head)?;
         connection.announced_idle = announced_idle(&head);
         let mut body = RawBody {
             connection: this.connection.take(),
             framing,
-            reusable: is_keep_alive(&head)
-                && this.sent
-                && this.unsent.is_none()
+            is_reusable: is_keep_alive(&head)
+                && this.is_sent
+                && this.send_error.is_none()
                 && framing != BodyFraming::UntilClose,
-            accepted: head.status() == http::StatusCode::ACCEPTED,
+            is_accepted: head.status() == http::StatusCode::ACCEPTED,
             pool: this.pool.clone(),
         };
         if framing == BodyFraming::Ended {
@@ -244,18 +259,18 @@ impl Future for ExchangeFuture {
 // === impl RawBody ===
 
 impl RawBody {
-    /// Ends the body: its connection can serve the next request.
+    /// Ends the body, and returns the connection to the pool if it can be reused.
     fn finish(&mut self) {
         self.framing = BodyFraming::Ended;
-        if let Some(connection) = self.connection.take().filter(|_| self.reusable) {
-            self.pool.put_back(connection, self.accepted);
+        if let Some(connection) = self.connection.take().filter(|_| self.is_reusable) {
+            self.pool.put_back(connection, self.is_accepted);
         }
     }
 
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         loop {
             let Some(connection) = &mut self.connection else { return Poll::Ready(None) };
-            let wants = match self.framing.next(&mut connection.read) {
+            let wanted = match self.framing.next(&mut connection.buffer) {
                 Ok(BodyPart::Data(data)) => {
                     if self.framing == BodyFraming::Ended {
                         self.finish();
@@ -266,12 +281,12 @@ impl RawBody {
                     self.finish();
                     return Poll::Ready(None);
                 }
-                Ok(BodyPart::NeedsMore(more)) => more,
+                Ok(BodyPart::NeedsMore(wanted)) => wanted,
                 Err(error) => return Poll::Ready(Some(Err(error))),
             };
-            let filled = match wants {
-                0..=READ => ready!(connection.poll_fill(cx)),
-                _ => ready!(connection.poll_fill_in_place(wants.min(READ_IN_PLACE), cx)),
+            let filled = match wanted {
+                0..=STACK_READ_BYTES => ready!(connection.poll_fill(cx)),
+                _ => ready!(connection.poll_fill_in_place(wanted.min(DIRECT_READ_BYTES), cx)),
             };
             match filled {
                 Ok(0) if self.framing == BodyFraming::UntilClose => {
@@ -280,7 +295,7 @@ impl RawBody {
                 }
                 Ok(0) => {
                     self.connection = None;
-                    return Poll::Ready(Some(Err(closed())));
+                    return Poll::Ready(Some(Err(closed_error())));
                 }
                 Ok(_) => {}
                 Err(error) => {
@@ -307,7 +322,7 @@ impl Body for RawBody {
     fn size_hint(&self) -> SizeHint {
         match self.framing {
             BodyFraming::Ended => SizeHint::with_exact(0),
-            BodyFraming::Length(left) => SizeHint::with_exact(left),
+            BodyFraming::Length(remaining) => SizeHint::with_exact(remaining),
             BodyFraming::UntilClose
             | BodyFraming::ChunkSize(_)
             | BodyFraming::Chunk(_)

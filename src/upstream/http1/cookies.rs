@@ -2,7 +2,7 @@
 //! replica.
 //!
 //! A jar serves one session with one server, so cookies never reach another caller; `Domain` and `Path` only
-//! decide whether a cookie is accepted and sent. Cookies of the client are sent beside them.
+//! decide whether a cookie is accepted and sent. Cookies of the client are sent in addition.
 
 use bytes::Bytes;
 use cookie::Cookie;
@@ -13,13 +13,14 @@ use crate::{
     runtime::{Clock, Mutex, SystemClock},
 };
 
-/// Cookies of one session.
+/// Cookies of one session of the proxy with a server.
 #[derive(Debug)]
 pub(in crate::upstream) struct CookieJar {
     host: String,
+    /// Whether the server is reached over TLS.
     is_encrypted: bool,
     clock: SystemClock,
-    /// In the order in which they were set. Locked for a few statements only.
+    /// Cookies in the order in which they were set. Locked for a few statements only.
     cookies: Mutex<Vec<StoredCookie>>,
 }
 
@@ -28,16 +29,16 @@ struct StoredCookie {
     name: String,
     value: String,
     path: String,
-    /// Sent over TLS only.
+    /// Whether the cookie is sent over TLS only.
     is_secure: bool,
     expires: Option<Timestamp>,
 }
 
-/// Limit of cookies in a session; the oldest is removed for a further one. The memory of a session is at most
-/// this times [`COOKIE_BYTES`].
-const COOKIES: usize = 32;
+/// Limit of cookies in a session; a further one replaces the oldest. The memory of a session is at most this
+/// times [`MAX_COOKIE_BYTES`].
+const MAX_COOKIES: usize = 32;
 /// Limit of name and value of a cookie, in bytes; a larger one is ignored (RFC 6265, 6.1).
-const COOKIE_BYTES: usize = 4 << 10;
+const MAX_COOKIE_BYTES: usize = 4 << 10;
 
 // === impl CookieJar ===
 
@@ -52,7 +53,8 @@ impl CookieJar {
         }
     }
 
-    /// Stores the cookies that a response to a request for this path sets, replaces or removes.
+    /// Stores, replaces or removes the cookies that a response to a request for this path names in
+    /// `Set-Cookie`.
     pub(super) fn store(&self, headers: &HeaderMap, path: &str) {
         let mut values = headers.get_all(SET_COOKIE).iter().peekable();
         if values.peek().is_none() {
@@ -64,7 +66,9 @@ impl CookieJar {
             let Some(cookie) = value.to_str().ok().and_then(|value| Cookie::parse(value).ok()) else {
                 continue;
             };
-            if !self.is_for_this_host(&cookie) || cookie.name().len() + cookie.value().len() > COOKIE_BYTES {
+            if !self.is_for_this_host(&cookie)
+                || cookie.name().len() + cookie.value().len() > MAX_COOKIE_BYTES
+            {
                 continue;
             }
             let stored = StoredCookie {
@@ -80,7 +84,7 @@ impl CookieJar {
             };
             cookies.retain(|other| other.name != stored.name || other.path != stored.path);
             if !stored.is_expired(now) {
-                if cookies.len() == COOKIES {
+                if cookies.len() == MAX_COOKIES {
                     cookies.remove(0);
                 }
                 cookies.push(stored);
@@ -88,52 +92,58 @@ impl CookieJar {
         }
     }
 
-    /// Adds the session's cookies to a request head. A client's cookie with the name of one of them is
-    /// omitted: it belongs to another session.
+    /// Returns the request head with the session's cookies added. A client's cookie with the name of a
+    /// session cookie is omitted: it belongs to another session.
     pub(super) fn add_to(&self, head: &Bytes, path: &str) -> Bytes {
         let now = self.clock.timestamp();
         let cookies = self.cookies.lock();
         let path = path.split_once('?').map_or(path, |(path, _)| path);
-        let is_sent = |cookie: &&StoredCookie| {
-            !cookie.is_expired(now) && (self.is_encrypted || !cookie.is_secure) && covers(&cookie.path, path)
+        let must_send = |cookie: &&StoredCookie| {
+            !cookie.is_expired(now)
+                && (self.is_encrypted || !cookie.is_secure)
+                && is_path_covered(&cookie.path, path)
         };
-        let mut ours: Vec<_> = cookies.iter().filter(is_sent).collect();
-        if ours.is_empty() {
+        let mut own_cookies: Vec<_> = cookies.iter().filter(must_send).collect();
+        if own_cookies.is_empty() {
             return head.clone();
         }
         // Longer paths first (RFC 6265, 5.4).
-        ours.sort_by_key(|cookie| std::cmp::Reverse(cookie.path.len()));
+        own_cookies.sort_by_key(|cookie| std::cmp::Reverse(cookie.path.len()));
         let lines = head.split_inclusive(|&byte| byte == b'\n');
-        let (theirs, others): (Vec<_>, Vec<_>) = lines.partition(|line| cookies_of(line).is_some());
+        let (client_lines, other_lines): (Vec<_>, Vec<_>) =
+            lines.partition(|line| cookie_header_value(line).is_some());
         let mut pairs: Vec<&[u8]> = Vec::new();
-        for pair in
-            theirs.into_iter().filter_map(cookies_of).flat_map(|value| value.split(|&byte| byte == b';'))
+        for pair in client_lines
+            .into_iter()
+            .filter_map(cookie_header_value)
+            .flat_map(|value| value.split(|&byte| byte == b';'))
         {
             let name = pair.split(|&byte| byte == b'=').next().unwrap_or_default().trim_ascii();
-            if !ours.iter().any(|cookie| cookie.name.as_bytes() == name) {
+            if !own_cookies.iter().any(|cookie| cookie.name.as_bytes() == name) {
                 pairs.push(pair.trim_ascii());
             }
         }
-        let own: Vec<_> = ours.iter().map(|cookie| format!("{}={}", cookie.name, cookie.value)).collect();
-        pairs.extend(own.iter().map(String::as_bytes));
-        let mut whole = Vec::with_capacity(head.len() + 64);
-        let Some((end, others)) = others.split_last() else { return head.clone() };
-        others.iter().for_each(|line| whole.extend_from_slice(line));
-        whole.extend_from_slice(b"cookie: ");
-        whole.extend_from_slice(&pairs.join(&b"; "[..]));
-        whole.extend_from_slice(b"\r\n");
-        whole.extend_from_slice(end);
-        Bytes::from(whole)
+        let own_pairs: Vec<_> =
+            own_cookies.iter().map(|cookie| format!("{}={}", cookie.name, cookie.value)).collect();
+        pairs.extend(own_pairs.iter().map(String::as_bytes));
+        let mut new_head = Vec::with_capacity(head.len() + 64);
+        let Some((empty_line, other_lines)) = other_lines.split_last() else { return head.clone() };
+        other_lines.iter().for_each(|line| new_head.extend_from_slice(line));
+        new_head.extend_from_slice(b"cookie: ");
+        new_head.extend_from_slice(&pairs.join(&b"; "[..]));
+        new_head.extend_from_slice(b"\r\n");
+        new_head.extend_from_slice(empty_line);
+        Bytes::from(new_head)
     }
 
     /// Whether a cookie is for this server (RFC 6265, 5.1.3).
     fn is_for_this_host(&self, cookie: &Cookie<'_>) -> bool {
         let Some(domain) = cookie.domain() else { return true };
         let domain = domain.trim_start_matches('.').to_ascii_lowercase();
-        let rest = self.host.strip_suffix(&domain);
+        let prefix = self.host.strip_suffix(&domain);
         domain.is_empty()
-            || rest.is_some_and(|rest| {
-                rest.is_empty() || rest.ends_with('.') && self.host.parse::<std::net::IpAddr>().is_err()
+            || prefix.is_some_and(|prefix| {
+                prefix.is_empty() || prefix.ends_with('.') && self.host.parse::<std::net::IpAddr>().is_err()
             })
     }
 }
@@ -160,19 +170,20 @@ fn expiry(cookie: &Cookie<'_>, now: Timestamp) -> Option<Timestamp> {
 fn default_path(request: &str) -> &str {
     let path = request.split_once('?').map_or(request, |(path, _)| path);
     match path.rfind('/') {
-        Some(at) if at > 0 => &path[..at],
+        Some(index) if index > 0 => &path[..index],
         _ => "/",
     }
 }
 
-/// Whether a cookie of one path is sent with a request for another.
-fn covers(cookie: &str, request: &str) -> bool {
-    let rest = request.strip_prefix(cookie);
-    rest.is_some_and(|rest| rest.is_empty() || cookie.ends_with('/') || rest.starts_with('/'))
+/// Whether a cookie with the path `cookie` is sent with a request for `request` (RFC 6265, 5.1.4).
+fn is_path_covered(cookie: &str, request: &str) -> bool {
+    let remainder = request.strip_prefix(cookie);
+    remainder
+        .is_some_and(|remainder| remainder.is_empty() || cookie.ends_with('/') || remainder.starts_with('/'))
 }
 
-/// Value of a `Cookie` header line.
-fn cookies_of(line: &[u8]) -> Option<&[u8]> {
+/// Value of a header line, if the header is `Cookie`.
+fn cookie_header_value(line: &[u8]) -> Option<&[u8]> {
     let (name, value) = (line.get(..7)?, line.get(7..)?);
     name.eq_ignore_ascii_case(b"cookie:").then(|| value.trim_ascii())
 }
@@ -237,11 +248,14 @@ mod tests {
 
     #[test]
     fn a_server_cannot_fill_memory_with_cookies() {
-        let many: Vec<_> = (0..COOKIES * 4).map(|n| format!("c{n}=x")).collect();
+        let many: Vec<_> = (0..MAX_COOKIES * 4).map(|n| format!("c{n}=x")).collect();
         let jar = jar("http://h/", &many.iter().map(String::as_str).collect::<Vec<_>>(), "/");
-        assert_eq!(jar.cookies.lock().len(), COOKIES);
-        assert!(sent(&jar, None, "/")[0].contains(&format!("c{}=x", COOKIES * 4 - 1)), "the newest are kept");
-        let large = format!("l={}", "x".repeat(COOKIE_BYTES));
+        assert_eq!(jar.cookies.lock().len(), MAX_COOKIES);
+        assert!(
+            sent(&jar, None, "/")[0].contains(&format!("c{}=x", MAX_COOKIES * 4 - 1)),
+            "the newest are kept"
+        );
+        let large = format!("l={}", "x".repeat(MAX_COOKIE_BYTES));
         let mut headers = HeaderMap::new();
         headers.append(SET_COOKIE, large.parse().expect("a header value"));
         jar.store(&headers, "/");

@@ -20,17 +20,18 @@ use super::{
 };
 use crate::upstream::{CallError, root_cause};
 
-/// Future of a response: resolves with its head.
+/// Future of a response: resolves once its head has arrived.
 pub(in crate::upstream) struct PendingResponse {
     stage: ExchangeStage,
     request: BufferedRequest,
     connector: Arc<ConnectorConfig>,
     redirects: u8,
     /// Whether the request was sent again because its first connection failed.
-    is_repeated: bool,
+    was_resent: bool,
 }
 
-/// A request, kept until the response head has arrived. Shares its allocations with the bytes being sent.
+/// A serialized request, kept until the response head has arrived. Shares its allocations with the bytes
+/// being sent.
 pub(super) struct BufferedRequest {
     /// Head without the session's cookies.
     pub(super) head: Bytes,
@@ -46,18 +47,19 @@ enum ExchangeStage {
     Sending(ExchangeFuture),
 }
 
-/// Redirects followed for one request. In a redirect loop the last redirect is the response.
-const REDIRECTS: u8 = 3;
+/// Limit of redirects followed for one request. In a redirect loop the last redirect is the response.
+const MAX_REDIRECTS: u8 = 3;
 
 // === impl PendingResponse ===
 
 impl PendingResponse {
+    /// Starts to send the request: on a pooled connection, or on a new one.
     pub(super) fn new(connector: Arc<ConnectorConfig>, request: BufferedRequest) -> Self {
         let stage = ExchangeStage::begin(&connector, &request, false);
-        Self { stage, request, connector, redirects: 0, is_repeated: false }
+        Self { stage, request, connector, redirects: 0, was_resent: false }
     }
 
-    /// Whether there is no connection yet, so that nothing has reached the server.
+    /// Whether there is no connection yet, so that no byte has reached the server.
     pub(in crate::upstream) fn is_connecting(&self) -> bool {
         match &self.stage {
             ExchangeStage::Connecting(_) => true,
@@ -65,17 +67,17 @@ impl PendingResponse {
         }
     }
 
-    /// Whether a request whose connection failed may be sent on another: it is idempotent, or no byte of it
-    /// was sent.
-    fn can_repeat(&self, untouched: bool, error: &io::Error) -> bool {
-        let may_be_sent_again = untouched || self.request.reuse == ConnectionReuse::Any;
+    /// Whether a request whose connection failed with `error` may be sent on another connection: it is
+    /// idempotent, or no byte of it was sent (`is_untouched`).
+    fn can_resend(&self, is_untouched: bool, error: &io::Error) -> bool {
+        let is_safe_to_resend = is_untouched || self.request.reuse == ConnectionReuse::Any;
         let is_about_connection =
             !tls::is_certificate_refusal(error) && error.kind() != io::ErrorKind::InvalidData;
-        may_be_sent_again && is_about_connection && !self.is_repeated
+        is_safe_to_resend && is_about_connection && !self.was_resent
     }
 
     /// Sends the request again.
-    fn send_again(&mut self, on_new_connection: bool) {
+    fn resend(&mut self, on_new_connection: bool) {
         self.stage = ExchangeStage::begin(&self.connector, &self.request, on_new_connection);
     }
 }
@@ -96,21 +98,22 @@ impl Future for PendingResponse {
             match ready!(Pin::new(&mut *sending).poll(cx)) {
                 Err(error) => {
                     let is_untouched = sending.is_untouched();
-                    if !this.can_repeat(is_untouched, &error) {
+                    if !this.can_resend(is_untouched, &error) {
                         return Poll::Ready(Err(connection_error(&error)));
                     }
-                    this.is_repeated = true;
-                    this.send_again(true);
+                    this.was_resent = true;
+                    this.resend(true);
                 }
                 Ok(response) => {
                     if let Some(cookies) = &this.request.cookies {
                         cookies.store(response.headers(), this.request.path());
                     }
-                    match this.connector.redirect(&response, this.request.path()) {
-                        Some(to) if this.redirects < REDIRECTS => {
+                    match this.connector.redirect_target(&response, this.request.path()) {
+                        Some(target_path) if this.redirects < MAX_REDIRECTS => {
                             this.redirects += 1;
-                            this.request.head = this.request.head_for(&this.connector.target(&to));
-                            this.send_again(false);
+                            this.request.head =
+                                this.request.with_target(&this.connector.target(&target_path));
+                            this.resend(false);
                         }
                         Some(_) | None => return Poll::Ready(decode(response)),
                     }
@@ -128,8 +131,8 @@ impl ExchangeStage {
             Some(cookies) => cookies.add_to(&request.head, request.path()),
             None => request.head.clone(),
         };
-        let kept = if on_new_connection { None } else { connector.pool.take(request.reuse) };
-        match kept {
+        let pooled = if on_new_connection { None } else { connector.pool.take(request.reuse) };
+        match pooled {
             Some(connection) => {
                 let (body, pool) = (request.body.clone(), connector.pool.clone());
                 Self::Sending(ExchangeFuture::new(connection, head, body, pool))
@@ -145,27 +148,31 @@ impl ExchangeStage {
 // === impl BufferedRequest ===
 
 impl BufferedRequest {
-    /// Requested path with its query.
+    /// Requested path with its query, from the request line.
     fn path(&self) -> &str {
         let target = self.head.split(|&byte| byte == b' ').nth(1).unwrap_or_default();
         let target = std::str::from_utf8(target).unwrap_or_default();
         // For a proxy the target is a whole URL.
         match target.split_once("://") {
-            Some((_, rest)) if !target.starts_with('/') => rest.find('/').map_or("/", |at| &rest[at..]),
+            Some((_, authority_and_path)) if !target.starts_with('/') => {
+                authority_and_path.find('/').map_or("/", |index| &authority_and_path[index..])
+            }
             Some(_) | None => target,
         }
     }
 
-    /// The head with another target.
-    fn head_for(&self, target: &str) -> Bytes {
+    /// Returns the head with another request target.
+    fn with_target(&self, target: &str) -> Bytes {
         let mut parts = self.head.splitn(3, |&byte| byte == b' ');
-        let (method, _, rest) = (parts.next(), parts.next(), parts.next());
-        let parts = [method.unwrap_or_default(), b" ", target.as_bytes(), b" ", rest.unwrap_or_default()];
+        let (method, _, remainder) = (parts.next(), parts.next(), parts.next());
+        let parts =
+            [method.unwrap_or_default(), b" ", target.as_bytes(), b" ", remainder.unwrap_or_default()];
         Bytes::from(parts.concat())
     }
 }
 
-/// Error of a connection that failed after it was established: how far the request got is unknown.
+/// Converts the error of a connection that failed after it was established: how far the request got is
+/// unknown.
 fn connection_error(error: &io::Error) -> CallError {
     match error.kind() {
         _ if tls::is_certificate_refusal(error) => {

@@ -1,8 +1,8 @@
 //! HTTP/1.1 client (RFC 9112).
 //!
-//! `head` and `body` parse bytes without sockets: they take what has arrived and return its meaning, or how
-//! many more bytes are needed. A fuzz target splits bytes anywhere and compares the result with hyper's.
-//! `connection` does the input and output of one connection, `pool` connects and keeps connections.
+//! `head` and `body` parse bytes without sockets: they take the bytes that have arrived and return what these
+//! mean, or how many more bytes are needed. A fuzz target splits bytes anywhere and compares the result with
+//! hyper's. `connection` does the input and output of one connection, `pool` connects and keeps connections.
 //! `exchange` is one request until its response begins, with `redirect` and `cookies`; `content` decodes the
 //! body. `tls` has the trust roots and the client certificate, `proxy` the HTTP proxy between this process
 //! and the server. Begin with `exchange`.

@@ -24,7 +24,7 @@ use super::{
     exchange::{BufferedRequest, PendingResponse},
     head::request_head,
     proxy::Proxy,
-    redirect::redirect,
+    redirect::redirect_target,
     tls::{self, TlsEndpoint},
 };
 use crate::{
@@ -32,17 +32,17 @@ use crate::{
     upstream::{CallError, Config, ServerUrl, UpstreamSetupError, UpstreamTls, root_cause},
 };
 
-/// HTTP client of one server.
+/// HTTP/1.1 client of one server, with its connection pool.
 pub(in crate::upstream) struct HttpClient {
     origin: Arc<ServerOrigin>,
     connector: SwapCell<ConnectorConfig>,
 }
 
-/// The server, and the connector for it.
+/// URL of a server, and the TCP connector for it.
 struct ServerOrigin {
     url: Uri,
-    /// URL for display: a path that contains a variable is not logged.
-    shown: ServerUrl,
+    /// URL for display: the path of a URL with an environment variable is not logged.
+    display_url: ServerUrl,
     tcp: NetworkConnector,
     /// Whether a redirect has been logged.
     has_redirected: AtomicBool,
@@ -53,10 +53,10 @@ struct ServerOrigin {
 pub(in crate::upstream) struct ConnectorConfig {
     origin: Arc<ServerOrigin>,
     proxy: Option<Arc<Proxy>>,
-    /// TLS as configured, and the connector made from it.
+    /// TLS settings as configured, and the TLS endpoint made from them; `None` without TLS.
     tls: (Option<Arc<UpstreamTls>>, Option<TlsEndpoint>),
-    /// Time limit of connecting, with tunnel and TLS.
-    limit: Duration,
+    /// Time limit of connecting, including tunnel and TLS handshake; also of the wait for a permit.
+    connect_timeout: Duration,
     /// Connections made with this configuration.
     pub(super) pool: Arc<ConnectionPool>,
 }
@@ -67,40 +67,41 @@ pub(super) struct ConnectionPool {
     /// Locked for a few statements only.
     idle: Mutex<ReusableConnections>,
     clock: SystemClock,
-    /// Whether the last connection attempt succeeded.
-    reached: Mutex<Option<bool>>,
-    /// Reason of its failure.
+    /// Whether the last connection attempt succeeded; `None` before the first.
+    last_connect_succeeded: Mutex<Option<bool>>,
+    /// Reason why the last connection attempt failed; `None` if it succeeded.
     failure: Mutex<Option<Arc<str>>>,
 }
 
-/// Idle connections; in each list the last used is last.
+/// Idle connections in two lists; the last used connection is the last of its list.
 #[derive(Default)]
 struct ReusableConnections {
+    /// Connections whose last response was not a 202.
     proven: Vec<IdleConnection>,
     /// Connections whose last response was a 202. Some servers close such a connection without notice,
     /// perhaps while the next request is in flight.
-    doubtful: Vec<IdleConnection>,
+    after_accepted: Vec<IdleConnection>,
 }
 
-/// Kept connections that a request may use. A reset before the first byte of a response proves nothing, so a
-/// request that must not be sent twice is lost with its connection.
+/// Kinds of pooled connections that a request may use. A reset before the first byte of a response does not
+/// show whether the request ran, so a request that must not be sent twice is lost with its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::upstream) enum ConnectionReuse {
     /// Any connection: the request is idempotent, and is sent again if its connection fails. Connections that
-    /// other requests must not use are taken first.
+    /// other requests must not use are preferred.
     Any,
-    /// Connections that the server has certainly not closed: not those whose last response was a 202, and
-    /// none that was idle for longer than [`CERTAIN`], or than the server announces.
+    /// Only connections that the server has certainly not closed: not after a 202, and not after a longer
+    /// idle time than [`SAFE_IDLE`] or than the server announces.
     Proven,
 }
 
-/// Request class; selects the connection limit it counts against.
+/// Class of a request; selects the connection limit that it counts against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::upstream) enum TrafficClass {
     /// A request of unlimited duration.
     Call,
-    /// A short message that must not wait for calls: a response to a server's request, a cancellation, the
-    /// end of a session.
+    /// A short message that must not wait behind calls: a response to a server's request, a cancellation, or
+    /// the DELETE of a session.
     Control,
 }
 
@@ -115,21 +116,22 @@ pub(in crate::upstream) struct SendOptions<'a> {
 
 struct IdleConnection {
     connection: Box<UpstreamConnection>,
-    since: Instant,
+    idle_since: Instant,
 }
 
 /// Idle time after which a connection is closed, if the server announces none. Shorter than the five seconds
-/// of Node and uvicorn: a request written when they close would be lost.
-const IDLE: Duration = Duration::from_secs(4);
+/// after which Node and uvicorn close: a request written at that moment would be lost.
+const MAX_IDLE: Duration = Duration::from_secs(4);
 /// Idle time up to which a connection is used for a request that must not be sent twice, if the server
-/// announces none. Shorter than the two seconds of gunicorn, the shortest of a widely used server.
-const CERTAIN: Duration = Duration::from_secs(1);
-/// Margin before the announced end (`Keep-Alive: timeout`), for the travel time of a request.
-const MARGIN: Duration = Duration::from_secs(1);
-/// Upper bound of an announced idle time.
-const LONGEST_IDLE: Duration = Duration::from_secs(60);
+/// announces none. Shorter than the two seconds of gunicorn, the shortest of the widely used servers.
+const SAFE_IDLE: Duration = Duration::from_secs(1);
+/// Margin before the end of the announced idle time (`Keep-Alive: timeout`), for the travel time of a
+/// request.
+const IDLE_MARGIN: Duration = Duration::from_secs(1);
+/// Upper bound of the idle time that a server announces.
+const MAX_ANNOUNCED_IDLE: Duration = Duration::from_secs(60);
 /// Limit of kept idle connections. Each costs a socket and a few hundred bytes.
-const IDLE_CONNECTIONS: usize = 1024;
+const MAX_IDLE_CONNECTIONS: usize = 1024;
 /// Time after which TCP probes detect a vanished peer: calls may be silent for hours.
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
 
@@ -145,17 +147,18 @@ impl HttpClient {
         config: &Config,
         net: &Network,
     ) -> Result<Self, UpstreamSetupError> {
-        let (shown, url) = (url.clone(), url.uri().clone());
+        let (display_url, url) = (url.clone(), url.uri().clone());
         let tls = (config.tls.clone(), tls::tls_endpoint(&url, config.tls.as_deref())?);
-        let (proxy, limit) = (config.proxy.clone(), config.timeouts.connect);
+        let (proxy, connect_timeout) = (config.proxy.clone(), config.timeouts.connect);
         let (tcp, has_redirected) = (net.connector(TCP_KEEP_ALIVE), AtomicBool::new(false));
-        let site = Arc::new(ServerOrigin { url, shown, tcp, has_redirected });
-        let connector = ConnectorConfig { origin: site.clone(), proxy, tls, limit, pool: Arc::default() };
-        Ok(Self { origin: site, connector: connector.into() })
+        let origin = Arc::new(ServerOrigin { url, display_url, tcp, has_redirected });
+        let connector =
+            ConnectorConfig { origin: origin.clone(), proxy, tls, connect_timeout, pool: Arc::default() };
+        Ok(Self { origin, connector: connector.into() })
     }
 
-    /// Prepares another configuration for the same server. Idle connections are kept if they would be made in
-    /// the same way.
+    /// Prepares another configuration for the same server. Idle connections are kept unless proxy or TLS
+    /// settings differ.
     ///
     /// # Errors
     /// As [`HttpClient::new`].
@@ -163,13 +166,13 @@ impl HttpClient {
         &self,
         config: &Config,
     ) -> Result<ConnectorConfig, UpstreamSetupError> {
-        let now = self.connector.load_full();
-        let (proxy, limit) = (config.proxy.clone(), config.timeouts.connect);
-        if now.proxy == proxy && now.tls.0 == config.tls {
-            return Ok(ConnectorConfig { limit, ..ConnectorConfig::clone(&now) });
+        let current = self.connector.load_full();
+        let (proxy, connect_timeout) = (config.proxy.clone(), config.timeouts.connect);
+        if current.proxy == proxy && current.tls.0 == config.tls {
+            return Ok(ConnectorConfig { connect_timeout, ..ConnectorConfig::clone(&current) });
         }
         let tls = (config.tls.clone(), tls::tls_endpoint(&self.origin.url, config.tls.as_deref())?);
-        Ok(ConnectorConfig { origin: self.origin.clone(), proxy, tls, limit, pool: Arc::default() })
+        Ok(ConnectorConfig { origin: self.origin.clone(), proxy, tls, connect_timeout, pool: Arc::default() })
     }
 
     /// Applies a prepared configuration.
@@ -177,8 +180,8 @@ impl HttpClient {
         self.connector.set(connector);
     }
 
-    /// Sends a request. `lines` are header lines ([`super::header_lines`]): common ones of many requests, and
-    /// those of this one.
+    /// Sends a request for `path`. `lines` are serialized headers ([`super::header_lines`]): those common to
+    /// many requests, and those of this request.
     pub(in crate::upstream) fn send(
         &self,
         method: &Method,
@@ -196,22 +199,22 @@ impl HttpClient {
 
     /// Whether the last connection attempt succeeded; `None` before the first one.
     pub(in crate::upstream) fn last_connect_succeeded(&self) -> Option<bool> {
-        *self.connector.load().pool.reached.lock()
+        *self.connector.load().pool.last_connect_succeeded.lock()
     }
 
-    /// Reason of the last failed connection attempt.
+    /// Reason why the last connection attempt failed; `None` if it succeeded.
     pub(in crate::upstream) fn failure(&self) -> Option<Arc<str>> {
         self.connector.load().pool.failure.lock().clone()
     }
 
     /// Closes all idle connections. Returns whether there were any.
     pub(in crate::upstream) fn close_idle(&self) -> bool {
-        let ReusableConnections { proven, doubtful } =
+        let ReusableConnections { proven, after_accepted: doubtful } =
             std::mem::take(&mut *self.connector.load().pool.idle.lock());
         !(proven.is_empty() && doubtful.is_empty())
     }
 
-    /// Closes idle connections that are too old for use.
+    /// Closes connections that have been idle for too long.
     pub(in crate::upstream) fn sweep(&self) {
         self.connector.load().pool.sweep();
     }
@@ -228,17 +231,18 @@ impl ConnectorConfig {
         traffic: TrafficClass,
     ) -> impl Future<Output = Result<ExchangeFuture, CallError>> + use<> {
         let mut tcp = self.origin.tcp.clone();
-        let Self { origin: site, proxy, tls: (_, tls), limit, pool } = self.clone();
-        let (permit, limit_count) = (tcp.permit(traffic == TrafficClass::Control), tcp.connection_limit());
+        let Self { origin, proxy, tls: (_, tls), connect_timeout, pool } = self.clone();
+        let (permit, max_connections) =
+            (tcp.acquire_permit(traffic == TrafficClass::Control), tcp.connection_limit());
         let tcp = match &proxy {
             None => {
-                let address = site.shown.authority();
-                let why = move |error: Box<dyn std::error::Error + Send + Sync>| {
+                let address = origin.display_url.authority();
+                let to_text = move |error: Box<dyn std::error::Error + Send + Sync>| {
                     format!("{address}: {}", root_cause(&*error))
                 };
-                tcp.connect(site.url.clone()).map_err(why).boxed()
+                tcp.connect(origin.url.clone()).map_err(to_text).boxed()
             }
-            Some(proxy) => proxy.connect(&tcp, &site.url),
+            Some(proxy) => proxy.connect(&tcp, &origin.url),
         };
         let connecting = async move {
             let tcp = tcp.await.map_err(CallError::Unreachable)?;
@@ -253,128 +257,133 @@ impl ConnectorConfig {
             })
         };
         async move {
-            let permit = timeout(limit, permit)
+            let permit = timeout(connect_timeout, permit)
                 .await
-                .map_err(|_| CallError::ConnectionsInUse { limit: limit_count })?;
-            let io = timeout(limit, connecting).await.unwrap_or(Err(CallError::ConnectTimeout(limit)));
-            *pool.reached.lock() = Some(io.is_ok());
+                .map_err(|_| CallError::ConnectionsInUse { limit: max_connections })?;
+            let io = timeout(connect_timeout, connecting)
+                .await
+                .unwrap_or(Err(CallError::ConnectTimeout(connect_timeout)));
+            *pool.last_connect_succeeded.lock() = Some(io.is_ok());
             *pool.failure.lock() = io.as_ref().err().map(|error| error.to_string().into());
             let io = io?;
             Ok(ExchangeFuture::new(Box::new(UpstreamConnection::new(io, permit)), head, body, pool))
         }
     }
 
-    /// Proxy that forwards each request: the configured one, if the server has no TLS (RFC 9110, 7.1; RFC
-    /// 9112, 3.2.2).
+    /// Proxy that receives each request with its whole URL: the configured one, if the server has no TLS (RFC
+    /// 9110, 7.1; RFC 9112, 3.2.2).
     fn forwarding_proxy(&self) -> Option<&Proxy> {
         self.proxy.as_deref().filter(|_| self.tls.1.is_none())
     }
 
     /// Request target for a path: the path, or the whole URL if a proxy forwards the request.
     pub(super) fn target<'a>(&self, path: &'a str) -> Cow<'a, str> {
-        let host = || self.origin.url.authority().map_or("", |authority| host_and_port(authority.as_str()));
+        let host = || self.origin.url.authority().map_or("", |authority| without_user(authority.as_str()));
         match self.forwarding_proxy() {
             Some(_) => format!("http://{}{path}", host()).into(),
             None => path.into(),
         }
     }
 
-    /// `Proxy-Authorization` line for the forwarding proxy.
+    /// `Proxy-Authorization` header line for the forwarding proxy; empty without one.
     fn proxy_line(&self) -> &[u8] {
         self.forwarding_proxy().map_or(&[], Proxy::authorization_line)
     }
 
-    /// Path to which a response redirects the request, if it is on the same server. Logs the first redirect.
-    pub(super) fn redirect(&self, response: &http::Response<RawBody>, path: &str) -> Option<String> {
-        let to = redirect(&self.origin.url, path, response.status(), response.headers())?;
+    /// Path to which a response redirects the request, if that is on the same server; else `None`. Logs the
+    /// first redirect.
+    pub(super) fn redirect_target(&self, response: &http::Response<RawBody>, path: &str) -> Option<String> {
+        let target_path = redirect_target(&self.origin.url, path, response.status(), response.headers())?;
         if !self.origin.has_redirected.swap(true, Ordering::Relaxed) {
             let status = response.status().as_u16();
-            let [path, shown_to] =
-                [path, &to].map(|path| (!self.origin.shown.has_variables()).then(|| path_alone(path)));
-            tracing::info!(target: "deferral::upstream", event = "redirected", status, path, to = shown_to,
+            let [path, shown_target] = [path, &target_path]
+                .map(|path| (!self.origin.display_url.has_variables()).then(|| without_query(path)));
+            tracing::info!(target: "deferral::upstream", event = "redirected", status, path, to = shown_target,
                 "the server redirects each request: name the new path in upstream.url to save a round trip");
         }
-        Some(to)
+        Some(target_path)
     }
 }
 
 /// Path without its query, which may hold a key.
-fn path_alone(path: &str) -> &str {
+fn without_query(path: &str) -> &str {
     path.split_once('?').map_or(path, |(path, _)| path)
 }
 
 /// Authority without the user.
-fn host_and_port(authority: &str) -> &str {
+fn without_user(authority: &str) -> &str {
     authority.rsplit_once('@').map_or(authority, |(_, host)| host)
 }
 
 // === impl ConnectionPool ===
 
 impl ConnectionPool {
-    /// Takes the connection that was used last, if the server has kept it open.
+    /// Takes the most recently used connection that `reuse` allows and that the server has kept open; `None`
+    /// if there is none.
     pub(super) fn take(&self, reuse: ConnectionReuse) -> Option<Box<UpstreamConnection>> {
-        let doubtful = match reuse {
-            ConnectionReuse::Any => self.take_from(reuse, |shelves| &mut shelves.doubtful),
+        let found = match reuse {
+            ConnectionReuse::Any => self.take_from(reuse, |idle| &mut idle.after_accepted),
             ConnectionReuse::Proven => None,
         };
-        doubtful.or_else(|| self.take_from(reuse, |shelves| &mut shelves.proven))
+        found.or_else(|| self.take_from(reuse, |idle| &mut idle.proven))
     }
 
     fn take_from(
         &self,
         reuse: ConnectionReuse,
-        shelf: impl Fn(&mut ReusableConnections) -> &mut Vec<IdleConnection>,
+        list: impl Fn(&mut ReusableConnections) -> &mut Vec<IdleConnection>,
     ) -> Option<Box<UpstreamConnection>> {
         let now = self.clock.now();
         loop {
-            let mut idle = shelf(&mut self.idle.lock()).pop()?;
-            let age = now.saturating_duration_since(idle.since);
-            if age >= idle.limit() {
-                // Dropped. An older one may have a longer announced time.
+            let mut candidate = list(&mut self.idle.lock()).pop()?;
+            let age = now.saturating_duration_since(candidate.idle_since);
+            if age >= candidate.max_idle() {
+                // Dropped. An older connection may have a longer announced idle time.
                 continue;
             }
-            if reuse == ConnectionReuse::Proven && age >= idle.reuse_limit() {
-                // The last used is the newest: all older ones are as uncertain, unless the server announced a
-                // time.
-                shelf(&mut self.idle.lock()).push(idle);
+            if reuse == ConnectionReuse::Proven && age >= candidate.max_safe_idle() {
+                // The connection is the newest of its list: all older ones are as uncertain, unless the
+                // server announced an idle time.
+                list(&mut self.idle.lock()).push(candidate);
                 return None;
             }
-            if idle.connection.is_idle() {
-                return Some(idle.connection);
+            if candidate.connection.is_idle() {
+                return Some(candidate.connection);
             }
         }
     }
 
-    /// Keeps a connection for the next request. `accepted` is whether its last response was a 202.
+    /// Returns a connection for the next request. `accepted` says whether its last response was a 202. Closes
+    /// the connection if the pool is full.
     pub(super) fn put_back(&self, connection: Box<UpstreamConnection>, accepted: bool) {
         let since = self.clock.now();
         let mut idle = self.idle.lock();
-        if idle.proven.len() + idle.doubtful.len() < IDLE_CONNECTIONS && connection.is_poolable() {
-            let shelf = if accepted { &mut idle.doubtful } else { &mut idle.proven };
-            shelf.push(IdleConnection { connection, since });
+        if idle.proven.len() + idle.after_accepted.len() < MAX_IDLE_CONNECTIONS && connection.is_poolable() {
+            let list = if accepted { &mut idle.after_accepted } else { &mut idle.proven };
+            list.push(IdleConnection { connection, idle_since: since });
         }
     }
 
+    /// Whether exactly one connection is idle.
     #[cfg(test)]
     pub(super) fn holds_one(&self) -> bool {
         let idle = self.idle.lock();
-        idle.proven.len() + idle.doubtful.len() == 1
+        idle.proven.len() + idle.after_accepted.len() == 1
     }
 
     fn sweep(&self) {
         let now = self.clock.now();
         // Close outside the lock.
-        let old = {
+        let expired = {
             let mut idle = self.idle.lock();
-            let ReusableConnections { proven, doubtful } = &mut *idle;
-            let old_of = |shelf: &mut Vec<IdleConnection>| {
-                shelf
-                    .extract_if(.., |idle| now.saturating_duration_since(idle.since) >= idle.limit())
+            let ReusableConnections { proven, after_accepted: doubtful } = &mut *idle;
+            let take_expired = |list: &mut Vec<IdleConnection>| {
+                list.extract_if(.., |idle| now.saturating_duration_since(idle.idle_since) >= idle.max_idle())
                     .collect::<Vec<_>>()
             };
-            [old_of(proven), old_of(doubtful)]
+            [take_expired(proven), take_expired(doubtful)]
         };
-        drop(old);
+        drop(expired);
     }
 }
 
@@ -382,17 +391,19 @@ impl ConnectionPool {
 
 impl IdleConnection {
     /// Idle time after which the connection is closed.
-    fn limit(&self) -> Duration {
-        self.announced().unwrap_or(IDLE)
+    fn max_idle(&self) -> Duration {
+        self.announced_max_idle().unwrap_or(MAX_IDLE)
     }
 
     /// Idle time up to which the connection is used for requests that must not be sent twice.
-    fn reuse_limit(&self) -> Duration {
-        self.announced().unwrap_or(CERTAIN)
+    fn max_safe_idle(&self) -> Duration {
+        self.announced_max_idle().unwrap_or(SAFE_IDLE)
     }
 
-    fn announced(&self) -> Option<Duration> {
-        self.connection.announced_idle().map(|time| time.min(LONGEST_IDLE).saturating_sub(MARGIN))
+    fn announced_max_idle(&self) -> Option<Duration> {
+        self.connection
+            .announced_idle()
+            .map(|announced| announced.min(MAX_ANNOUNCED_IDLE).saturating_sub(IDLE_MARGIN))
     }
 }
 
@@ -406,7 +417,7 @@ mod tests {
     async fn idle_connections_are_bounded_in_number_and_time() {
         let pool = ConnectionPool::default();
         let mut servers = Vec::new();
-        for n in 0..IDLE_CONNECTIONS + 10 {
+        for n in 0..MAX_IDLE_CONNECTIONS + 10 {
             let (ours, theirs) = duplex(8);
             let io = UpstreamIo::Right(Box::new(BufWriter::new(ours)));
             pool.put_back(Box::new(UpstreamConnection::new(io, ConnectionPermit::default())), n % 2 == 0);
@@ -414,13 +425,13 @@ mod tests {
         }
         let kept = || {
             let idle = pool.idle.lock();
-            idle.proven.len() + idle.doubtful.len()
+            idle.proven.len() + idle.after_accepted.len()
         };
-        assert_eq!(kept(), IDLE_CONNECTIONS);
+        assert_eq!(kept(), MAX_IDLE_CONNECTIONS);
         let mut last = servers.pop().expect("there are many");
         assert_eq!(last.read_u8().await.ok(), None, "what is not kept is closed");
 
-        tokio::time::advance(IDLE - Duration::from_millis(1)).await;
+        tokio::time::advance(MAX_IDLE - Duration::from_millis(1)).await;
         assert!(pool.take(ConnectionReuse::Any).is_some());
         tokio::time::advance(Duration::from_millis(1)).await;
         assert!(pool.take(ConnectionReuse::Any).is_none(), "the server may be closing it");
@@ -467,7 +478,7 @@ mod tests {
     async fn a_connection_too_old_for_a_call_is_kept_for_what_may_be_repeated() {
         let pool = Arc::new(ConnectionPool::default());
         let _server = kept(&pool, "").await;
-        tokio::time::advance(CERTAIN).await;
+        tokio::time::advance(SAFE_IDLE).await;
         assert!(pool.take(ConnectionReuse::Proven).is_none());
         assert!(pool.holds_one());
         assert!(pool.take(ConnectionReuse::Any).is_some());

@@ -16,10 +16,10 @@ use crate::{
     upstream::root_cause,
 };
 
-/// An HTTP proxy. Displayed without its credentials.
+/// An HTTP forward proxy. Displayed without its credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Proxy {
-    /// `http`, host and port.
+    /// URL of the proxy: scheme `http`, host and port.
     address: Uri,
     /// Header line `Proxy-Authorization`; empty without credentials.
     authorization: Vec<u8>,
@@ -39,49 +39,50 @@ pub enum ProxyUrlError {
 // === impl Proxy ===
 
 impl Proxy {
-    /// Parses the URL of a proxy, with its credentials.
+    /// Parses the URL of a proxy, with its credentials if it has any.
     ///
     /// # Errors
     /// [`ProxyUrlError`]
     pub fn parse(url: &str) -> Result<Self, ProxyUrlError> {
         let server = Uri::from_static("https://server");
-        let named = Matcher::builder().all(url.to_owned()).build().intercept(&server);
-        Self::of(&named.ok_or(ProxyUrlError::Unreadable)?)
+        let proxy = Matcher::builder().all(url.to_owned()).build().intercept(&server);
+        Self::from_intercept(&proxy.ok_or(ProxyUrlError::Unreadable)?)
     }
 
-    fn of(named: &Intercept) -> Result<Self, ProxyUrlError> {
-        match named.uri().scheme_str() {
+    fn from_intercept(proxy: &Intercept) -> Result<Self, ProxyUrlError> {
+        match proxy.uri().scheme_str() {
             Some("http") => {
                 let mut authorization = Vec::new();
-                if let Some(credentials) = named.basic_auth() {
+                if let Some(credentials) = proxy.basic_auth() {
                     write_header_line(&mut authorization, &PROXY_AUTHORIZATION, credentials);
                 }
-                Ok(Self { address: named.uri().clone(), authorization })
+                Ok(Self { address: proxy.uri().clone(), authorization })
             }
             scheme => Err(ProxyUrlError::Scheme(scheme.unwrap_or_default().to_owned())),
         }
     }
 
-    /// Whether `NO_PROXY` excludes this server. Its entries are names, with all names that end in them,
-    /// addresses, networks and `*`, each with or without a port. Servers on this machine are always excluded.
+    /// Whether requests to this server bypass the proxy: `no_proxy` lists it, or it is on this machine. The
+    /// entries are host names (which include their subdomains), addresses, networks and `*`, each with or
+    /// without a port.
     pub fn is_bypassed(server: &Uri, no_proxy: &str) -> bool {
         let host = server.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         let is_local = host.eq_ignore_ascii_case("localhost")
             || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback());
-        let port = port(server);
-        let of_this_port = no_proxy.split([',', ' ']).filter_map(|entry| match entry.rsplit_once(':') {
+        let port = port_or_default(server);
+        let hosts = no_proxy.split([',', ' ']).filter_map(|entry| match entry.rsplit_once(':') {
             // The last part of an IPv6 address is not a port.
             Some((host, _)) if host.contains(':') && !host.ends_with(']') => Some(entry),
-            Some((host, of)) => (of.parse() == Ok(port)).then_some(host),
+            Some((host, entry_port)) => (entry_port.parse() == Ok(port)).then_some(host),
             None => Some(entry),
         });
-        let of_this_port = of_this_port.map(|entry| {
+        let hosts = hosts.map(|entry| {
             let entry = entry.trim_start_matches('[').trim_end_matches(']');
             // A name covers its subdomains already.
             entry.strip_prefix("*.").unwrap_or(entry)
         });
         let matcher =
-            Matcher::builder().all("http://proxy".to_owned()).no(of_this_port.collect::<Vec<_>>().join(","));
+            Matcher::builder().all("http://proxy".to_owned()).no(hosts.collect::<Vec<_>>().join(","));
         is_local || matcher.build().intercept(server).is_none()
     }
 
@@ -98,46 +99,55 @@ impl Proxy {
         let (name, address) = (self.to_string(), self.address.clone());
         // A tunnel needs a port, which the URL may omit.
         let is_tunnel = server.scheme_str() == Some("https");
-        let to = is_tunnel.then(|| format!("{}:{}", server.host().unwrap_or_default(), port(server)));
+        let tunnel_target =
+            is_tunnel.then(|| format!("{}:{}", server.host().unwrap_or_default(), port_or_default(server)));
         let authorization = self.authorization.clone();
         async move {
             let connected = tcp.connect(address).await;
             let stream =
                 connected.map_err(|error| format!("through the proxy {name}: {}", root_cause(&*error)))?;
-            match to {
+            match tunnel_target {
                 None => Ok(stream),
-                Some(to) => {
-                    let tunnel = open_tunnel(stream, &to, &authorization).await;
-                    tunnel.map_err(|why| format!("through the proxy {name}: {why}"))
+                Some(target) => {
+                    let tunnel = open_tunnel(stream, &target, &authorization).await;
+                    tunnel.map_err(|reason| format!("through the proxy {name}: {reason}"))
                 }
             }
         }
         .boxed()
     }
 
-    /// Header line for each request, or for opening a tunnel; empty without credentials.
+    /// `Proxy-Authorization` header line for each request, or for opening a tunnel; empty without
+    /// credentials.
     pub(super) fn authorization_line(&self) -> &[u8] {
         &self.authorization
     }
 }
 
-/// Asks a proxy for a tunnel to this host and port.
+/// Requests a tunnel to this host and port from a proxy (CONNECT).
 async fn open_tunnel(
     mut stream: NetworkStream,
-    to: &str,
+    target: &str,
     authorization: &[u8],
 ) -> Result<NetworkStream, String> {
-    let why = |error: io::Error| error.to_string();
-    let request =
-        [b"CONNECT ", to.as_bytes(), b" HTTP/1.1\r\nhost: ", to.as_bytes(), b"\r\n", authorization, b"\r\n"];
-    stream.write_all(&request.concat()).await.map_err(why)?;
-    stream.flush().await.map_err(why)?;
+    let to_text = |error: io::Error| error.to_string();
+    let request = [
+        b"CONNECT ",
+        target.as_bytes(),
+        b" HTTP/1.1\r\nhost: ",
+        target.as_bytes(),
+        b"\r\n",
+        authorization,
+        b"\r\n",
+    ];
+    stream.write_all(&request.concat()).await.map_err(to_text)?;
+    stream.flush().await.map_err(to_text)?;
     let (mut reader, mut read) = (HeadReader::default(), BytesMut::new());
     let head = loop {
-        if let Some(head) = reader.next(&mut read).map_err(why)? {
+        if let Some(head) = reader.next(&mut read).map_err(to_text)? {
             break head;
         }
-        if stream.read_buf(&mut read).await.map_err(why)? == 0 {
+        if stream.read_buf(&mut read).await.map_err(to_text)? == 0 {
             return Err("it closed the connection instead of opening a tunnel".to_owned());
         }
     };
@@ -148,17 +158,19 @@ async fn open_tunnel(
             } else {
                 ""
             };
-            Err(format!("it refused a tunnel to {to} with HTTP {status}{hint}"))
+            Err(format!("it refused a tunnel to {target} with HTTP {status}{hint}"))
         }
         // A TLS server sends nothing first.
-        _ if !read.is_empty() => Err(format!("what it sent behind its answer is not of a tunnel to {to}")),
+        _ if !read.is_empty() => {
+            Err(format!("what it sent behind its answer is not of a tunnel to {target}"))
+        }
         _ => Ok(stream),
     }
 }
 
-fn port(server: &Uri) -> u16 {
-    let own = if server.scheme_str() == Some("https") { 443 } else { 80 };
-    server.port_u16().unwrap_or(own)
+fn port_or_default(server: &Uri) -> u16 {
+    let default_port = if server.scheme_str() == Some("https") { 443 } else { 80 };
+    server.port_u16().unwrap_or(default_port)
 }
 
 impl fmt::Display for Proxy {

@@ -4,20 +4,25 @@
 
 use http::{HeaderMap, StatusCode, Uri, header, uri::PathAndQuery};
 
-/// Path and query to which a response redirects the request for `path`. `None` without a redirect, or for
-/// another origin.
-pub(super) fn redirect(server: &Uri, path: &str, status: StatusCode, headers: &HeaderMap) -> Option<String> {
+/// Path and query to which a response redirects the request for `path`. `None` if the response is no
+/// redirect, or its target is another origin.
+pub(super) fn redirect_target(
+    server: &Uri,
+    path: &str,
+    status: StatusCode,
+    headers: &HeaderMap,
+) -> Option<String> {
     if !matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT) {
         return None;
     }
     let location = headers.get(header::LOCATION)?.to_str().ok()?.trim();
     let location = location.split_once('#').map_or(location, |(location, _)| location);
-    let target = if let Some(same_scheme) = location.strip_prefix("//") {
-        of_this_server(server, server.scheme_str()?, same_scheme)?
-    } else if let Some((scheme, rest)) =
+    let target = if let Some(authority_and_path) = location.strip_prefix("//") {
+        path_on_server(server, server.scheme_str()?, authority_and_path)?
+    } else if let Some((scheme, authority_and_path)) =
         location.split_once("://").filter(|_| !location.starts_with(['/', '?']))
     {
-        of_this_server(server, scheme, rest)?
+        path_on_server(server, scheme, authority_and_path)?
     } else {
         resolve_reference(path, location)?
     };
@@ -29,60 +34,60 @@ pub(super) fn redirect(server: &Uri, path: &str, status: StatusCode, headers: &H
         .filter(|target| target.starts_with('/'))
 }
 
-/// Path of a URL after its scheme, if it names this server.
-fn of_this_server(server: &Uri, scheme: &str, rest: &str) -> Option<String> {
+/// Path of a URL, if the URL is on this server. `rest` is the URL after its scheme.
+fn path_on_server(server: &Uri, scheme: &str, rest: &str) -> Option<String> {
     let end = rest.find(['/', '?']).unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
-    let other: Uri = format!("{scheme}://{authority}/").parse().ok()?;
-    let is_same = other.scheme() == server.scheme()
+    let target: Uri = format!("{scheme}://{authority}/").parse().ok()?;
+    let is_same_origin = target.scheme() == server.scheme()
         && !authority.contains('@')
-        && other.host()?.eq_ignore_ascii_case(server.host()?)
-        && port(&other) == port(server);
-    is_same.then(|| if path.starts_with('/') { path.to_owned() } else { format!("/{path}") })
+        && target.host()?.eq_ignore_ascii_case(server.host()?)
+        && port_or_default(&target) == port_or_default(server);
+    is_same_origin.then(|| if path.starts_with('/') { path.to_owned() } else { format!("/{path}") })
 }
 
 /// Resolves a reference without a host against the requested path (RFC 3986, 5.2).
 fn resolve_reference(path: &str, reference: &str) -> Option<String> {
-    let requested = path.split_once('?').map_or(path, |(path, _)| path);
+    let base_path = path.split_once('?').map_or(path, |(path, _)| path);
     match reference.bytes().next()? {
         b'/' => Some(reference.to_owned()),
-        b'?' => Some(format!("{requested}{reference}")),
+        b'?' => Some(format!("{base_path}{reference}")),
         // `a:b` would be another scheme.
         _ if reference.split('/').next().is_some_and(|first| first.contains(':')) => None,
         _ => {
-            let mut segments: Vec<_> = requested.split('/').collect();
+            let mut segments: Vec<_> = base_path.split('/').collect();
             segments.pop();
-            let mut rest = reference;
-            while let Some(outer) = rest.strip_prefix("../") {
-                rest = outer;
+            let mut remaining = reference;
+            while let Some(after) = remaining.strip_prefix("../") {
+                remaining = after;
                 if segments.len() > 1 {
                     segments.pop();
                 }
             }
-            let rest = rest.strip_prefix("./").unwrap_or(rest);
-            Some(format!("{}/{rest}", segments.join("/")))
+            let remaining = remaining.strip_prefix("./").unwrap_or(remaining);
+            Some(format!("{}/{remaining}", segments.join("/")))
         }
     }
 }
 
-fn port(uri: &Uri) -> Option<u16> {
-    let own = match uri.scheme_str() {
+fn port_or_default(uri: &Uri) -> Option<u16> {
+    let default_port = match uri.scheme_str() {
         Some("https") => Some(443),
         Some("http") => Some(80),
         Some(_) | None => None,
     };
-    uri.port_u16().or(own)
+    uri.port_u16().or(default_port)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(server: &str, path: &str, status: u16, location: &str) -> Option<String> {
+    fn redirect_path(server: &str, path: &str, status: u16, location: &str) -> Option<String> {
         let mut headers = HeaderMap::new();
         headers.insert(header::LOCATION, location.parse().expect("a header value"));
         let status = StatusCode::from_u16(status).expect("a status");
-        redirect(&server.parse().expect("a URL"), path, status, &headers)
+        redirect_target(&server.parse().expect("a URL"), path, status, &headers)
     }
 
     #[test]
@@ -110,10 +115,18 @@ mod tests {
             ("http://a:9000/mcp", "/a b", None),
         ] {
             for status in [307, 308] {
-                assert_eq!(of(server, "/mcp", status, location).as_deref(), expected, "{server} {location}");
+                assert_eq!(
+                    redirect_path(server, "/mcp", status, location).as_deref(),
+                    expected,
+                    "{server} {location}"
+                );
             }
             for status in [200, 201, 301, 302, 303] {
-                assert_eq!(of(server, "/mcp", status, location), None, "{status} does not keep the method");
+                assert_eq!(
+                    redirect_path(server, "/mcp", status, location),
+                    None,
+                    "{status} does not keep the method"
+                );
             }
         }
     }

@@ -18,15 +18,15 @@ use crate::{
     upstream::UpstreamSetupError,
 };
 
-/// TLS settings of one server. Equal if their contents are equal.
+/// TLS settings of the connections to one server. Equal if their contents are equal.
 #[derive(Default, PartialEq, Eq)]
 pub struct UpstreamTls {
-    /// Certificate authorities of the server, replacing the system's.
+    /// Certificate authorities for the server's certificate; `None` for the system's.
     authorities: Option<Vec<CertificateDer<'static>>>,
     /// Client certificate, for servers that require one.
     identity: Option<ClientCertificate>,
-    /// Name for SNI and for the server's certificate; `None` for the URL's host.
-    name: Option<ServerName<'static>>,
+    /// Name for SNI and for verifying the server's certificate; `None` for the URL's host.
+    server_name: Option<ServerName<'static>>,
 }
 
 /// Client certificate, followed by its intermediates, with its key.
@@ -36,12 +36,14 @@ struct ClientCertificate {
     key: PrivateKeyDer<'static>,
 }
 
-/// PEM files of the TLS settings.
+/// PEM files and server name of the TLS settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
+    /// File of the certificate authorities (`tls.ca`); `None` for the system's.
     pub ca: Option<PathBuf>,
-    /// Certificate and private key.
+    /// Client certificate file and private key (`tls.cert`, `tls.key`).
     pub identity: Option<(PathBuf, PrivateKey)>,
+    /// Name for SNI and for verifying the server's certificate; `None` for the URL's host.
     pub name: Option<ServerName<'static>>,
 }
 
@@ -65,7 +67,7 @@ pub(super) struct TlsEndpoint {
     pub(super) name: ServerName<'static>,
 }
 
-/// TLS connector for the server at this URL; `None` without TLS.
+/// Creates the TLS connector for the server at this URL; `None` if the URL has no TLS.
 ///
 /// # Errors
 /// [`UpstreamSetupError`] if the URL is not an HTTP URL, or the system's certificates cannot be read.
@@ -82,7 +84,7 @@ pub(super) fn tls_endpoint(
         Some("https") => {}
         _ => return Err(UpstreamSetupError::Scheme(url.clone())),
     }
-    let name = match tls.and_then(|tls| tls.name.clone()) {
+    let name = match tls.and_then(|tls| tls.server_name.clone()) {
         Some(name) => name,
         None => {
             let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -113,27 +115,28 @@ fn client_config(
     }
 }
 
-/// Roots of the system, or those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name.
+/// Root certificates of the system, or those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name.
 fn system_roots() -> Result<RootCertStore, UpstreamSetupError> {
-    let found = rustls_native_certs::load_native_certs();
+    let loaded = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    let (usable, _) = roots.add_parsable_certificates(found.certs);
+    let (usable, _) = roots.add_parsable_certificates(loaded.certs);
     if usable == 0 {
-        let problems: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
+        let problems: Vec<_> = loaded.errors.iter().map(ToString::to_string).collect();
         return Err(UpstreamSetupError::NoRoots(problems.join("; ")));
     }
     Ok(roots)
 }
 
-/// Root store of these authorities, without unreadable ones.
+/// Root store of these authorities, without those that cannot be parsed.
 fn root_store(authorities: &[CertificateDer<'static>]) -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(authorities.iter().cloned());
     roots
 }
 
-/// Whether the server rejects the client certificate. In TLS 1.3 it does so after the client's handshake, in
-/// place of a response; it has not read the request then (RFC 8446, 4.4.2 and 6.2).
+/// Whether the error is the server's rejection of the client certificate. In TLS 1.3 a server rejects the
+/// certificate after the client's handshake, in place of a response, and has not read the request then (RFC
+/// 8446, 4.4.2 and 6.2).
 pub(super) fn is_certificate_refusal(error: &io::Error) -> bool {
     let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     let Some(rustls::Error::AlertReceived(alert)) = error else { return false };
@@ -153,7 +156,7 @@ pub(super) fn is_certificate_refusal(error: &io::Error) -> bool {
 // === impl UpstreamTls ===
 
 impl UpstreamTls {
-    /// Reads the files.
+    /// Reads and checks the files.
     ///
     /// # Errors
     /// [`TlsError`] names the file and the reason.
@@ -161,36 +164,36 @@ impl UpstreamTls {
         let TlsFiles { ca, identity, name } = files;
         let authorities = ca.map(read_authorities).transpose()?;
         let identity = identity.map(|(cert, key)| read_client_certificate(cert, key)).transpose()?;
-        Ok(Self { authorities, identity, name })
+        Ok(Self { authorities, identity, server_name: name })
     }
 }
 
 fn read_authorities(path: PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     match read_certificates(&path) {
         Err(why) => Err(TlsError::Authorities { path, why }),
-        Ok(found) if root_store(&found).is_empty() => {
+        Ok(certificates) if root_store(&certificates).is_empty() => {
             Err(TlsError::Authorities { path, why: "it holds no valid certificate".to_owned() })
         }
-        Ok(found) => Ok(found),
+        Ok(certificates) => Ok(certificates),
     }
 }
 
 fn read_client_certificate(cert: PathBuf, key: PrivateKey) -> Result<ClientCertificate, TlsError> {
     let chain = read_certificates(&cert).map_err(|why| TlsError::Certificate { path: cert.clone(), why })?;
-    let read = key.read().map_err(|why| TlsError::Key { key: key.clone(), why })?;
-    let certified = ClientCertificate { chain, key: read };
-    match client_config(RootCertStore::empty(), Some(&certified)) {
-        Ok(_) => Ok(certified),
+    let key_der = key.read().map_err(|why| TlsError::Key { key: key.clone(), why })?;
+    let certificate = ClientCertificate { chain, key: key_der };
+    match client_config(RootCertStore::empty(), Some(&certificate)) {
+        Ok(_) => Ok(certificate),
         Err(source) => Err(TlsError::Pair { cert, key, source }),
     }
 }
 
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let bytes = read_pem(path)?;
-    let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&bytes).collect();
-    match found {
-        Ok(found) if found.is_empty() => Err("it holds none".to_owned()),
-        Ok(found) => Ok(found),
+    let certificates: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&bytes).collect();
+    match certificates {
+        Ok(certificates) if certificates.is_empty() => Err("it holds none".to_owned()),
+        Ok(certificates) => Ok(certificates),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -201,7 +204,7 @@ impl fmt::Debug for UpstreamTls {
         f.debug_struct("Tls")
             .field("authorities", &self.authorities.as_ref().map(Vec::len))
             .field("has_identity", &self.identity.is_some())
-            .field("name", &self.name)
+            .field("name", &self.server_name)
             .finish()
     }
 }

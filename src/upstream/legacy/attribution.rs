@@ -30,13 +30,13 @@ use crate::{
 /// Limit of open requests of a server in one call, including those whose responses are in flight. A call with
 /// more fails, because each request costs its message. The same number may be open outside calls; further
 /// ones are rejected.
-const QUESTIONS: usize = 256;
+const MAX_OPEN_REQUESTS: usize = 256;
 
 /// Limit of a resource update notification, in bytes: it holds little more than the URI.
-const UPDATE: usize = 64 << 10;
+const MAX_UPDATE_BYTES: usize = 64 << 10;
 
-/// Call number of a request outside calls.
-pub(super) const OF_NO_CALL: u64 = 0;
+/// Stands for the call's id in a request of the server outside calls.
+pub(super) const NO_CALL: u64 = 0;
 
 // === impl UpstreamSession ===
 
@@ -53,14 +53,14 @@ impl<W: Transport> UpstreamSession<W> {
                 _ => self.respond_later(id, &unknown_method(method)),
             },
             Kind::Notification { method: Method::ResourceUpdated, params }
-                if is_too_large(params.as_ref()) =>
+                if is_update_too_large(params.as_ref()) =>
             {
                 tracing::debug!("a resource update notification is too large and was dropped");
             }
             Kind::Notification { method, params } => match change_notification(method, params.as_ref()) {
-                Some(report) => {
+                Some(change) => {
                     self.broadcast(&frame);
-                    self.send_report(report);
+                    self.send_change(change);
                 }
                 None => self.deliver_notification(frame),
             },
@@ -103,19 +103,19 @@ impl<W: Transport> UpstreamSession<W> {
         }
     }
 
-    /// Gives an input request to the one call that it can belong to, or rejects it.
+    /// Delivers an input request to the one call that it can belong to, or rejects it.
     fn attribute(self: &Arc<Self>, frame: Frame, id: &RequestId, method: &Method) {
         // Count the request even if it cannot be attributed.
         self.server.request_placement.note_off_stream();
-        let is_own = self.has_one_client_left();
-        let (target, is_of_no_call, is_abandoned) = {
+        let has_one_client = self.has_only_own_abandoned();
+        let (target, is_of_no_call, has_abandoned) = {
             let mut state = self.state.lock();
-            let abandoned = !state.abandoned.is_empty() && !is_own;
-            let is_of_no_call = !abandoned && !state.calls.values().any(|call| call.may_be_asked);
-            let candidates = state.calls.iter_mut().filter(|(_, call)| call.may_be_asked);
-            let target = sole_call(candidates, || abandoned)
+            let is_abandoned = !state.abandoned.is_empty() && !has_one_client;
+            let is_of_no_call = !is_abandoned && !state.calls.values().any(|call| call.can_receive_input);
+            let candidates = state.calls.iter_mut().filter(|(_, call)| call.can_receive_input);
+            let target = sole_call(candidates, || is_abandoned)
                 .map(|(number, call)| (*number, call.mailbox.clone(), call.note_request(id)));
-            (target, is_of_no_call, abandoned)
+            (target, is_of_no_call, is_abandoned)
         };
         match target {
             Ok((_, mailbox, Err(lost))) => mailbox.push(CallMessage::Lost(lost)),
@@ -124,7 +124,7 @@ impl<W: Transport> UpstreamSession<W> {
             Err(reason) => {
                 let (route, outcome) = (&self.server.route, InputRequestOutcome::Refused);
                 InputRequestRefused { route, method: method.as_str(), reason, outcome }.emit();
-                if W::IS_COSTLY && is_abandoned {
+                if W::IS_COSTLY && has_abandoned {
                     // The session survived the cancelled call because there was no request before; it cannot
                     // be used now.
                     self.retire();
@@ -136,32 +136,40 @@ impl<W: Transport> UpstreamSession<W> {
 
     /// Whether calls were abandoned and all of them belong to the one client of the session: messages without
     /// a call are that client's then. Calls abandoned later are not considered.
-    fn has_one_client_left(&self) -> bool {
+    fn has_only_own_abandoned(&self) -> bool {
         // Usually no call was abandoned, and the listeners need not be checked.
-        let some_left = !self.state.lock().abandoned.is_empty();
-        some_left && self.is_of_one_client()
+        let has_abandoned = !self.state.lock().abandoned.is_empty();
+        has_abandoned && self.has_one_client()
     }
 
     /// Sends an input request outside calls to the only client that it can be for. Returns `false` if there
     /// is none.
     fn request_sole_client(self: &Arc<Self>, frame: &Frame, id: &RequestId) -> bool {
-        let only = self.owner().and_then(|owner| owner.listeners().sole_listener(self.census));
-        let Some(client) = only else { return false };
-        let (theirs, own) = (id.detached(), client.next_request_id());
-        let question =
-            UnattributedRequest { theirs: theirs.clone(), own: own.clone(), client: Arc::downgrade(&client) };
+        let sole_client =
+            self.owner().and_then(|owner| owner.listeners().sole_listener(self.listeners_at_start));
+        let Some(client) = sole_client else { return false };
+        let (server_id, client_id) = (id.detached(), client.next_request_id());
+        let request = UnattributedRequest {
+            server_id: server_id.clone(),
+            client_id: client_id.clone(),
+            client: Arc::downgrade(&client),
+        };
         {
             let mut state = self.state.lock();
             // The request would never be cancelled.
-            if state.ended {
+            if state.is_ended {
                 return true;
             }
-            if state.unattributed.len() >= QUESTIONS {
+            if state.unattributed.len() >= MAX_OPEN_REQUESTS {
                 return false;
             }
-            state.unattributed.push(question);
+            state.unattributed.push(request);
         }
-        client.send_request(own, frame, Box::new(SessionResponder::new(self.clone(), OF_NO_CALL, theirs)));
+        client.send_request(
+            client_id,
+            frame,
+            Box::new(SessionResponder::new(self.clone(), NO_CALL, server_id)),
+        );
         true
     }
 
@@ -172,7 +180,8 @@ impl<W: Transport> UpstreamSession<W> {
         }
     }
 
-    /// A request of the server in this call. `None` if it was open before the call was resumed.
+    /// Notes a request of the server in this call, and returns it as a message for the call. `None` if it was
+    /// open before the call was resumed.
     pub(super) fn note_request(
         self: &Arc<Self>,
         call: u64,
@@ -180,7 +189,7 @@ impl<W: Transport> UpstreamSession<W> {
         frame: Frame,
     ) -> Option<CallMessage> {
         let noted = match self.state.lock().calls.get_mut(&call) {
-            Some(call) if call.known.contains(&id) => return None,
+            Some(call) if call.restored.contains(&id) => return None,
             Some(call) => call.note_request(&id),
             None => Ok(()),
         };
@@ -198,16 +207,16 @@ impl<W: Transport> UpstreamSession<W> {
     /// else drops it.
     fn deliver_notification(&self, frame: Frame) {
         let Kind::Notification { method, params } = frame.kind() else { return };
-        let is_own = self.has_one_client_left();
+        let has_one_client = self.has_only_own_abandoned();
         let mut state = self.state.lock();
         let (mailbox, message) = match method {
             Method::Cancelled => {
                 let Some(id) = cancelled_id(params.as_ref()) else { return };
                 let Some(call) = state.calls.values().find(|call| call.requests.contains(&id)) else {
-                    let question = state.take_unattributed(&id);
+                    let request = state.take_unattributed(&id);
                     drop(state);
-                    if let Some(question) = question {
-                        question.cancel("the server cancelled it");
+                    if let Some(request) = request {
+                        request.cancel("the server cancelled it");
                     }
                     return;
                 };
@@ -220,28 +229,29 @@ impl<W: Transport> UpstreamSession<W> {
                 };
                 (call.mailbox.clone(), CallMessage::Notification(frame))
             }
-            _ if !state.abandoned.is_empty() && !is_own => return,
+            _ if !state.abandoned.is_empty() && !has_one_client => return,
             _ => {
                 let mut calls = state.calls.values();
-                let only = match (calls.next(), state.calls.len()) {
+                let call = match (calls.next(), state.calls.len()) {
                     (Some(call), 1) => call,
                     (None, _) => {
                         drop(state);
                         return self.broadcast(&frame);
                     }
-                    _ => match state.calls.values().find(|call| call.exclusive) {
+                    _ => match state.calls.values().find(|call| call.is_exclusive) {
                         Some(call) => call,
                         None => return,
                     },
                 };
-                (only.mailbox.clone(), CallMessage::Notification(frame))
+                (call.mailbox.clone(), CallMessage::Notification(frame))
             }
         };
         drop(state);
         mailbox.push(message);
     }
 
-    /// Message on a call's own stream. In a client's own session everything is the client's except pings.
+    /// Handles a message on a call's own stream, and returns the message for the call, if it is for the call.
+    /// In a client's own session everything but pings is for the client.
     pub(super) fn receive_on_stream(self: &Arc<Self>, call: u64, frame: Frame) -> Option<CallMessage> {
         match frame.kind() {
             Kind::Request { id, method, .. } => match method {
@@ -253,7 +263,7 @@ impl<W: Transport> UpstreamSession<W> {
                     self.server.request_placement.note_on_stream();
                     self.note_request(call, id.clone(), frame)
                 }
-                _ if self.is_clients => self.note_request(call, id.clone(), frame),
+                _ if self.is_client_session => self.note_request(call, id.clone(), frame),
                 _ => {
                     self.respond_later(id, &unknown_method(method));
                     None
@@ -262,15 +272,15 @@ impl<W: Transport> UpstreamSession<W> {
             Kind::Notification { method: Method::Cancelled, params } => {
                 cancelled_id(params.as_ref()).map(CallMessage::RequestCancelled)
             }
-            Kind::Notification { .. } if self.is_clients => Some(CallMessage::Notification(frame)),
+            Kind::Notification { .. } if self.is_client_session => Some(CallMessage::Notification(frame)),
             Kind::Notification { method: Method::ResourceUpdated, params }
-                if is_too_large(params.as_ref()) =>
+                if is_update_too_large(params.as_ref()) =>
             {
                 None
             }
             Kind::Notification { method, params } => match change_notification(method, params.as_ref()) {
-                Some(report) => {
-                    self.send_report(report);
+                Some(change) => {
+                    self.send_change(change);
                     None
                 }
                 None => Some(CallMessage::Notification(frame)),
@@ -291,13 +301,13 @@ impl<W: Transport> UpstreamSession<W> {
         }
     }
 
-    fn send_report(self: &Arc<Self>, report: ChangeNotification) {
-        if !matches!(report, ChangeNotification::ResourceUpdated { .. })
+    fn send_change(self: &Arc<Self>, change: ChangeNotification) {
+        if !matches!(change, ChangeNotification::ResourceUpdated { .. })
             && let Some(owner) = self.owner()
         {
             owner.use_for_lists(self);
         }
-        self.reports.send(report);
+        self.notifier.send(change);
     }
 }
 
@@ -309,10 +319,10 @@ impl SessionState {
         let _ = self.abandoned.remove(&call) || self.unanswered.remove(&call);
     }
 
-    /// Removes an ended request outside calls.
+    /// Removes and returns the request outside calls with this id at the server.
     pub(super) fn take_unattributed(&mut self, id: &RequestId) -> Option<UnattributedRequest> {
-        let at = self.unattributed.iter().position(|question| question.theirs == *id)?;
-        Some(self.unattributed.swap_remove(at))
+        let index = self.unattributed.iter().position(|request| request.server_id == *id)?;
+        Some(self.unattributed.swap_remove(index))
     }
 }
 
@@ -322,7 +332,7 @@ impl UnattributedRequest {
     /// Cancels the request at the client.
     pub(super) fn cancel(&self, reason: &str) {
         if let Some(client) = self.client.upgrade() {
-            client.cancel_request(&self.own, reason);
+            client.cancel_request(&self.client_id, reason);
         }
     }
 }
@@ -335,8 +345,8 @@ impl InFlightCall {
     /// # Errors
     /// [`CallError::Invalid`] if there are too many.
     fn note_request(&mut self, id: &RequestId) -> Result<(), CallError> {
-        if self.requests.len() >= QUESTIONS {
-            let why = format!("it asked more than {QUESTIONS} questions at a time in one call");
+        if self.requests.len() >= MAX_OPEN_REQUESTS {
+            let why = format!("it asked more than {MAX_OPEN_REQUESTS} questions at a time in one call");
             return Err(CallError::Invalid(why));
         }
         self.requests.push(id.detached());
@@ -344,16 +354,16 @@ impl InFlightCall {
     }
 }
 
-/// The only call that a message without a call can belong to. A single call in flight is not sufficient if
-/// another was abandoned: the server may still execute that one.
+/// Returns the only call in flight that a message naming no call can belong to. A single call in flight is
+/// not sufficient if another was abandoned (`is_abandoned`): the server may still execute that one.
 ///
 /// # Errors
 /// The reason why the message cannot be attributed.
 pub(crate) fn sole_call<C>(
-    mut in_flight: impl Iterator<Item = C>,
+    mut calls_in_flight: impl Iterator<Item = C>,
     is_abandoned: impl FnOnce() -> bool,
 ) -> Result<C, &'static str> {
-    match (in_flight.next(), in_flight.next()) {
+    match (calls_in_flight.next(), calls_in_flight.next()) {
         (Some(_), None) if is_abandoned() => Err("a call was abandoned in the session"),
         (Some(call), None) => Ok(call),
         (None, _) => Err("no call is in flight"),
@@ -362,8 +372,8 @@ pub(crate) fn sole_call<C>(
 }
 
 /// Whether a resource update is too large to be kept for listeners, which may have hundreds.
-fn is_too_large(params: Option<&Payload>) -> bool {
-    params.is_some_and(|params| params.len() > UPDATE)
+fn is_update_too_large(params: Option<&Payload>) -> bool {
+    params.is_some_and(|params| params.len() > MAX_UPDATE_BYTES)
 }
 
 fn unknown_method(method: &Method) -> Result<Bytes, Bytes> {
@@ -378,10 +388,11 @@ fn change_notification(method: &Method, params: Option<&Payload>) -> Option<Chan
             // Copied, because it may be kept for long, and a slice would keep the whole line.
             Some(ChangeNotification::ResourceUpdated { uri, params: Bytes::copy_from_slice(params?) })
         }
-        _ => ListKind::from_change(method).map(ChangeNotification::ListChanged),
+        _ => ListKind::from_changed_notification(method).map(ChangeNotification::ListChanged),
     }
 }
 
+/// Id of the request that `notifications/cancelled` with these params cancels.
 pub(super) fn cancelled_id(params: Option<&Payload>) -> Option<RequestId> {
     RequestId::from_token(params?.get("requestId")?)
 }

@@ -16,22 +16,22 @@ use crate::{
     },
 };
 
-/// Time limit of the response to a `ping`; the session of a slower server is kept.
-const PING: Duration = Duration::from_secs(5);
+/// Time limit of the response to a `ping`. The session of a slower server is not retired.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Checks a session in the background, and retires it if its server does not know it. At most once a second
-/// for all sessions of a server.
+/// Checks a session with a `ping` in the background, and retires it if its server does not know it. At most
+/// one check a second is made for all sessions of a server.
 pub(super) fn check_later<W: Transport>(session: &Arc<UpstreamSession<W>>) {
     // The session of a process ends with the process, and a client's session is the client's to open.
-    if !W::IS_HTTP || session.is_clients || !session.server.claim_check() {
+    if !W::IS_HTTP || session.is_client_session || !session.server.claim_check() {
         return;
     }
     let session = session.clone();
     let work = session.server.work.clone();
     work.spawn(async move {
-        if !timeout(PING, is_known_to_server(&session)).await.unwrap_or(true) {
+        if !timeout(PING_TIMEOUT, is_known_to_server(&session)).await.unwrap_or(true) {
             tracing::info!(route = &*session.server.route, "the server no longer knows its session");
-            session.server.offer.clear();
+            session.server.remembered_offer.clear();
             session.retire();
         }
     });
@@ -40,13 +40,13 @@ pub(super) fn check_later<W: Transport>(session: &Arc<UpstreamSession<W>>) {
 /// Whether the server answers a `ping` in this session. An unreachable server has not rejected it.
 async fn is_known_to_server<W: Transport>(session: &Arc<UpstreamSession<W>>) -> bool {
     let id = session.server.next_id();
-    let mut answer = session.transport.send_call(message::ping(id), &HeaderMap::new());
+    let mut handle = session.transport.send_call(message::ping(id), &HeaderMap::new());
     loop {
-        match poll_fn(|cx| session.transport.poll_call(&mut answer, id, cx)).await {
+        match poll_fn(|cx| session.transport.poll_call(&mut handle, id, cx)).await {
             CallEvent::Accepted => {}
             CallEvent::Message(frame) => match frame.kind() {
-                Kind::Success { id: of, .. } if is_answer_to(of, id) => {
-                    session.transport.finish(answer);
+                Kind::Success { id: response_id, .. } if is_answer_to(response_id, id) => {
+                    session.transport.finish(handle);
                     return true;
                 }
                 Kind::Failure { .. } => return is_ping_unsupported(&frame),
@@ -69,5 +69,5 @@ async fn is_known_to_server<W: Transport>(session: &Arc<UpstreamSession<W>>) -> 
 
 /// Whether this answer to a `ping` means that the server knows the session and does not support `ping`.
 fn is_ping_unsupported(answer: &Frame) -> bool {
-    ErrorObject::of(answer).is_some_and(|error| error.code() == code::METHOD_NOT_FOUND)
+    ErrorObject::from_message(answer).is_some_and(|error| error.code() == code::METHOD_NOT_FOUND)
 }

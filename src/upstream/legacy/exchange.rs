@@ -30,7 +30,7 @@ use crate::{
     },
 };
 
-/// One call.
+/// One call to a legacy server, as a stream of its [`UpstreamEvent`]s. Dropping it cancels the call.
 pub(super) struct CallExchange<W: Transport> {
     source: SessionSource<W>,
     /// Whether messages are passed in the server's revision; else they are translated.
@@ -46,12 +46,13 @@ pub(super) struct CallExchange<W: Transport> {
     mailbox: Arc<SessionMailbox>,
     timers: Option<CallTimers>,
     /// Whether the call was sent again after its connection, or an ended process, lost it.
-    was_repeated: bool,
-    /// Number of the first session that was created after the call was sent.
+    was_resent: bool,
+    /// Lower bound of the numbers of sessions created after the call was sent.
     next_session: u64,
     /// Event for the client if no new session can be opened: the refusal in the previous session.
     refused: Option<Box<UpstreamEvent>>,
-    /// Last event id of the position that was reported.
+    /// Last event id of the position reported to the deferral. Outer `None`: none was reported; inner `None`:
+    /// the reported position has no event id.
     reported_anchor: Option<Option<Box<str>>>,
 }
 
@@ -66,9 +67,9 @@ enum CallStage<W: Transport> {
     New,
     /// Waits for a session.
     Leasing(BoxFuture<'static, Result<SessionLease<W>, CallError>>),
-    Sent(<W::Line as TransportSession>::Answer),
+    Sent(<W::Session as TransportSession>::CallHandle),
     /// The server answers off-stream. The transport's handle is kept until the response arrives.
-    AnsweredOffStream(<W::Line as TransportSession>::Answer),
+    AnsweredOffStream(<W::Session as TransportSession>::CallHandle),
     Ended,
 }
 
@@ -88,6 +89,7 @@ enum TimeoutStep {
 // === impl CallExchange ===
 
 impl<W: Transport> CallExchange<W> {
+    /// A call whose messages are translated from the server's revision, in any session of the pool.
     pub(super) fn new(pool: Arc<SessionPool<W>>, request: CallRequest) -> Self {
         Self::from_source(SessionSource::Pool(pool), request, false)
     }
@@ -102,39 +104,40 @@ impl<W: Transport> CallExchange<W> {
         Self::from_source(SessionSource::Client(session), request, true)
     }
 
-    fn from_source(home: SessionSource<W>, request: CallRequest, is_native: bool) -> Self {
+    fn from_source(source: SessionSource<W>, request: CallRequest, is_native: bool) -> Self {
         Self {
-            source: home,
+            source,
             is_native,
-            _in_use: own_ids::in_use(request.id),
+            _in_use: own_ids::mark_in_use(request.id),
             request,
             stage: CallStage::New,
             hold: None,
             lease: None,
             mailbox: Arc::default(),
             timers: None,
-            was_repeated: false,
+            was_resent: false,
             next_session: 0,
             refused: None,
             reported_anchor: None,
         }
     }
 
-    /// A call of the previous process, in a session that no other call uses. `answer` is its handle.
+    /// A call of the previous process, in a session that no other call uses. `handle` is the transport's
+    /// handle of the call, `open` the ids of its unanswered server requests. `None` if the session has ended.
     pub(super) fn resumed(
         session: Arc<UpstreamSession<W>>,
         request: CallRequest,
-        answer: <W::Line as TransportSession>::Answer,
+        handle: <W::Session as TransportSession>::CallHandle,
         open: &[RequestId],
     ) -> Option<Self> {
-        let is_native = session.is_clients;
+        let is_native = session.is_client_session;
         let mut call = Self::from_source(SessionSource::Client(session.clone()), request, is_native);
         let hold = session.register_call(&call.request, &call.mailbox, true)?;
         session.restore_requests(call.request.id, open);
         // A session of the proxy serves this call only.
         session.retire();
         (call.hold, call.lease) = (Some(hold), Some(SessionLease::shared(session)));
-        call.stage = CallStage::Sent(answer);
+        call.stage = CallStage::Sent(handle);
         Some(call)
     }
 
@@ -145,7 +148,8 @@ impl<W: Transport> CallExchange<W> {
         };
         let (CallStage::Sent(answer), Some(hold)) = (&self.stage, &self.hold) else { return };
         let session = &hold.session;
-        let Some(ResumePoint { session: id, revision, last_event }) = session.transport.resume_point(answer)
+        let Some(ResumePoint { session: session_id, revision, last_event }) =
+            session.transport.resume_point(answer)
         else {
             return;
         };
@@ -154,12 +158,12 @@ impl<W: Transport> CallExchange<W> {
             return;
         }
         let anchor = CallAnchor {
-            session: id.to_owned(),
+            session: session_id.to_owned(),
             revision: revision.to_owned(),
             call: self.request.id,
             last_event: last_event.map(str::to_owned),
             server_info: String::from_utf8_lossy(&session.description.server_info).into_owned(),
-            is_clients: session.is_clients,
+            is_clients: session.is_client_session,
         };
         self.reported_anchor = Some(last_event.map(Box::from));
         deferral.set_anchor(anchor);
@@ -175,14 +179,14 @@ impl<W: Transport> CallExchange<W> {
             SessionSource::Pool(pool) => match pool.try_lease(&self.request) {
                 Some(lease) => return self.send(lease),
                 None => {
-                    let holder = LeaseHolder::of(&self.request);
+                    let holder = LeaseHolder::new(&self.request);
                     CallStage::Leasing(pool.clone().lease(self.request.method.clone(), holder).boxed())
                 }
             },
             SessionSource::Client(session) => {
                 let session = session.clone();
                 let lease = async move {
-                    session.transport.wait_settled().await;
+                    session.transport.wait_ready().await;
                     Ok(SessionLease::shared(session))
                 };
                 CallStage::Leasing(lease.boxed())
@@ -198,7 +202,7 @@ impl<W: Transport> CallExchange<W> {
             self.stage = CallStage::New;
             return;
         }
-        self.next_session = session.server.sessions_made();
+        self.next_session = session.server.sessions_created();
         let Some(hold) = session.register_call(&self.request, &self.mailbox, lease.is_exclusive()) else {
             // The session ended after this call got it, which may have happened long before the call was
             // polled. Another session may exist; at shutdown there is none. Remove the session here, because
@@ -242,8 +246,8 @@ impl<W: Transport> CallExchange<W> {
     }
 
     /// Ends the call and cancels it at the server.
-    fn abort(&mut self, lost: CallError) -> Poll<Option<UpstreamEvent>> {
-        let reason = match &lost {
+    fn abort(&mut self, error: CallError) -> Poll<Option<UpstreamEvent>> {
+        let reason = match &error {
             CallError::TooLarge { .. } => "the answer is too large",
             CallError::Closing => "the proxy is shutting down",
             CallError::ResponseUndelivered(_) => "a response could not be delivered",
@@ -251,7 +255,7 @@ impl<W: Transport> CallExchange<W> {
             _ => "the call took too long",
         };
         self.cancel(reason);
-        self.end(UpstreamEvent::Lost(lost))
+        self.end(UpstreamEvent::Lost(error))
     }
 
     fn cancel(&mut self, reason: &'static str) {
@@ -269,22 +273,22 @@ impl<W: Transport> CallExchange<W> {
         }
     }
 
-    fn fail(&mut self, lost: CallError) -> Poll<Option<UpstreamEvent>> {
-        if matches!(lost, CallError::TooLarge { .. }) {
-            return self.abort(lost);
+    fn fail(&mut self, error: CallError) -> Poll<Option<UpstreamEvent>> {
+        if matches!(error, CallError::TooLarge { .. }) {
+            return self.abort(error);
         }
         if matches!(self.progress(), CallProgress::Sent | CallProgress::Begun { .. }) {
             self.abandon();
         }
-        self.end(UpstreamEvent::Lost(lost))
+        self.end(UpstreamEvent::Lost(error))
     }
 
-    /// Progress of the call.
+    /// Returns how far the call has got at the server.
     fn progress(&mut self) -> CallProgress {
         match &mut self.stage {
             CallStage::New | CallStage::Leasing(_) | CallStage::Ended => CallProgress::Unsent,
-            CallStage::Sent(answer) => W::Line::progress(answer),
-            CallStage::AnsweredOffStream(_) => CallProgress::Begun { moved: false },
+            CallStage::Sent(answer) => W::Session::progress(answer),
+            CallStage::AnsweredOffStream(_) => CallProgress::Begun { has_new_bytes: false },
         }
     }
 
@@ -299,7 +303,7 @@ impl<W: Transport> CallExchange<W> {
     }
 
     /// Converts a message for the caller; `None` if its revision has no equivalent.
-    fn event(&self, message: CallMessage) -> Option<UpstreamEvent> {
+    fn to_event(&self, message: CallMessage) -> Option<UpstreamEvent> {
         let is_native = self.is_native;
         Some(match message {
             CallMessage::Notification(frame) => match frame.kind() {
@@ -311,12 +315,12 @@ impl<W: Transport> CallExchange<W> {
             CallMessage::Request(frame, answer) => {
                 let Kind::Request { id, .. } = frame.kind() else { return None };
                 let id = id.detached();
-                let asked = match is_native {
+                let request = match is_native {
                     true => ServerRequest::Native(frame),
                     // No other request reaches a call; it would be rejected.
-                    false => ServerRequest::Canonical(InputRequest::of(&frame)?),
+                    false => ServerRequest::Canonical(InputRequest::from_frame(&frame)?),
                 };
-                UpstreamEvent::ServerRequest(PendingServerRequest { request: asked, id, responder: answer })
+                UpstreamEvent::ServerRequest(PendingServerRequest { request, id, responder: answer })
             }
             CallMessage::RequestCancelled(id) => UpstreamEvent::RequestCancelled { id },
             CallMessage::Response(frame) if is_native => UpstreamEvent::Final(CallResponse::relayed(frame)),
@@ -343,7 +347,7 @@ impl<W: Transport> CallExchange<W> {
         }
     }
 
-    /// Advances without waiting; `None` means that there is no event.
+    /// Advances the call without waiting. `Ready(None)` means that the call has ended.
     fn advance(&mut self, cx: &mut Context<'_>) -> Poll<Option<UpstreamEvent>> {
         loop {
             match &mut self.stage {
@@ -363,7 +367,7 @@ impl<W: Transport> CallExchange<W> {
                             let message = session.receive_on_stream(self.request.id, frame);
                             message.and_then(|message| {
                                 self.check_session(&message);
-                                self.event(message)
+                                self.to_event(message)
                             })
                         }
                         CallEvent::Accepted => {
@@ -371,41 +375,41 @@ impl<W: Transport> CallExchange<W> {
                             None
                         }
                         CallEvent::AnsweredOffStream => {
-                            let is_deaf = session.is_deaf();
+                            let is_unanswerable = session.has_no_off_stream();
                             self.release_request();
-                            if let CallStage::Sent(answer) =
+                            if let CallStage::Sent(handle) =
                                 std::mem::replace(&mut self.stage, CallStage::Ended)
                             {
-                                self.stage = CallStage::AnsweredOffStream(answer);
+                                self.stage = CallStage::AnsweredOffStream(handle);
                             }
-                            if is_deaf {
+                            if is_unanswerable {
                                 let why = "it took the request without a response".to_owned();
                                 return self.fail(CallError::Invalid(why));
                             }
                             None
                         }
-                        CallEvent::Refused(refusal) => match self.resolve_refusal(refusal) {
+                        CallEvent::Refused(refusal) => match self.message_for_refusal(refusal) {
                             Some(message) => {
                                 self.check_session(&message);
-                                match self.event(message) {
+                                match self.to_event(message) {
                                     Some(event) => return self.end(event),
                                     None => None,
                                 }
                             }
                             None => None,
                         },
-                        CallEvent::Lost(lost) if self.can_repeat(&lost) => {
-                            self.was_repeated = true;
-                            self.repeat();
+                        CallEvent::Lost(lost) if self.can_send_again(&lost) => {
+                            self.was_resent = true;
+                            self.send_again();
                             None
                         }
                         CallEvent::SessionGone(_)
-                            if !self.was_repeated && matches!(self.source, SessionSource::Pool(_)) =>
+                            if !self.was_resent && matches!(self.source, SessionSource::Pool(_)) =>
                         {
                             // Retire it here: its reader may not have reached the end yet.
                             session.retire();
-                            self.was_repeated = true;
-                            self.repeat();
+                            self.was_resent = true;
+                            self.send_again();
                             None
                         }
                         CallEvent::SessionGone(lost) | CallEvent::Lost(lost) => return self.fail(lost),
@@ -435,7 +439,7 @@ impl<W: Transport> CallExchange<W> {
         self.request.headers = ExtraHeaders::default();
     }
 
-    fn resolve_refusal(&mut self, refusal: CallRefusal) -> Option<CallMessage> {
+    fn message_for_refusal(&mut self, refusal: CallRefusal) -> Option<CallMessage> {
         match refusal {
             CallRefusal::Response(frame) => Some(CallMessage::Response(frame)),
             CallRefusal::Lost(lost) => {
@@ -471,41 +475,42 @@ impl<W: Transport> CallExchange<W> {
             return Some(response);
         }
         session.retire();
-        session.server.offer.clear();
-        self.refused = self.event(response).map(Box::new);
-        self.repeat();
+        session.server.remembered_offer.clear();
+        self.refused = self.to_event(response).map(Box::new);
+        self.send_again();
         None
     }
 
     /// Whether a request whose connection broke may be sent again: only an idempotent one, and only once.
-    fn can_repeat(&self, lost: &CallError) -> bool {
+    fn can_send_again(&self, lost: &CallError) -> bool {
         let is_unanswered = !self.request.body.is_empty();
         matches!(lost, CallError::Broken(_))
             && is_unanswered
-            && !self.was_repeated
+            && !self.was_resent
             && !is_call(&self.request.method)
     }
 
-    fn repeat(&mut self) {
+    fn send_again(&mut self) {
         self.release_session();
         self.mailbox = Arc::default();
         self.stage = CallStage::New;
     }
 
-    /// Error of an expired timeout. Polled when nothing else happened.
+    /// Returns the error of an expired timeout. Polled when nothing else happened.
     fn poll_timeouts(&mut self, cx: &mut Context<'_>) -> Option<CallError> {
         let server = self.source.server();
         let (limits, clock) = (server.config.load().timeouts, server.clock);
-        let call = self.request.timeout.unwrap_or(limits.call);
+        let call_limit = self.request.timeout.unwrap_or(limits.call);
         let (is_sent, progress) = (matches!(self.stage, CallStage::Sent(_)), self.progress());
-        let alarm = |limit| PooledTimer::at(clock.now() + limit, TimerKind::Response);
-        let timers = self.timers.get_or_insert_with(|| CallTimers { call: alarm(call), step: None });
-        let lost = |error: CallError| match progress {
+        let timer_after = |limit| PooledTimer::at(clock.now() + limit, TimerKind::Response);
+        let timers =
+            self.timers.get_or_insert_with(|| CallTimers { call: timer_after(call_limit), step: None });
+        let sent_or_not = |error: CallError| match progress {
             CallProgress::Unsent => error.into_not_sent(),
             CallProgress::Sent | CallProgress::Begun { .. } | CallProgress::Refused => error,
         };
         if timers.call.poll(cx).is_ready() {
-            return Some(lost(CallError::CallTimeout(call)));
+            return Some(sent_or_not(CallError::CallTimeout(call_limit)));
         }
         if is_call(&self.request.method) {
             return None;
@@ -514,7 +519,7 @@ impl<W: Transport> CallExchange<W> {
         let (step, limit, moved) = match progress {
             CallProgress::Unsent if is_sent => (TimeoutStep::FirstByte, limits.first_byte, false),
             CallProgress::Sent => (TimeoutStep::FirstByte, limits.first_byte, false),
-            CallProgress::Begun { moved } => (TimeoutStep::Idle, limits.idle, moved),
+            CallProgress::Begun { has_new_bytes: moved } => (TimeoutStep::Idle, limits.idle, moved),
             CallProgress::Unsent | CallProgress::Refused => {
                 timers.step = None;
                 return None;
@@ -522,17 +527,17 @@ impl<W: Transport> CallExchange<W> {
         };
         let timer = match &mut timers.step {
             Some((timer, armed)) if *armed == step && !moved => timer,
-            other => &mut other.insert((alarm(limit), step)).0,
+            other => &mut other.insert((timer_after(limit), step)).0,
         };
         timer.poll(cx).is_ready().then(|| match step {
-            TimeoutStep::FirstByte => lost(CallError::FirstByteTimeout(limit)),
+            TimeoutStep::FirstByte => sent_or_not(CallError::FirstByteTimeout(limit)),
             TimeoutStep::Idle => CallError::IdleTimeout(limit),
         })
     }
 }
 
 impl<W: Transport> CallExchange<W> {
-    /// Route of the server.
+    /// Route of the server, its name for operators.
     pub(super) fn route(&self) -> Arc<str> {
         Arc::clone(&self.source.server().route)
     }
@@ -567,7 +572,7 @@ impl<W: Transport> Stream for CallExchange<W> {
             match this.mailbox.poll(cx) {
                 Poll::Ready(message) => {
                     this.check_session(&message);
-                    if let Some(event) = this.event(message) {
+                    if let Some(event) = this.to_event(message) {
                         break Poll::Ready(Some(event));
                     }
                 }

@@ -14,13 +14,13 @@ use crate::{
     upstream::{Responder, UpstreamDescription},
 };
 
-/// Emulated sessions that use one pool.
+/// Emulated sessions that use one pool, as listeners for its messages outside calls.
 #[derive(Default)]
 pub(super) struct BroadcastListeners {
     /// Locked for a few statements only.
     listeners: Mutex<ListenerList>,
     /// Whether clients without an emulated session make calls in the pool, or did.
-    has_others: AtomicBool,
+    is_shared: AtomicBool,
 }
 
 #[derive(Default)]
@@ -31,10 +31,12 @@ struct ListenerList {
     joined: u64,
 }
 
-/// Listeners at the start of a session with the server.
+/// Listeners of a pool when a session with the server was opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ListenerCensus {
+    /// Number of listeners at that time.
     present: u64,
+    /// Value of [`ListenerList::joined`] at that time.
     joined: u64,
 }
 
@@ -43,16 +45,18 @@ pub(super) trait BroadcastListener: Send + Sync {
     /// Delivers a message; `line` is the message on one line.
     fn notify(&self, frame: &Frame, line: &Bytes);
 
-    /// Id for a request to the listener.
+    /// Returns a new id for a request to the listener.
     fn next_request_id(&self) -> RequestId;
 
-    /// Delivers a request that can only be for this listener, under the id assigned for it.
-    fn send_request(&self, id: RequestId, frame: &Frame, answer: Box<dyn Responder>);
+    /// Sends a request of the server that can only be for this listener, under an `id` from
+    /// [`BroadcastListener::next_request_id`]. `responder` takes the listener's response.
+    fn send_request(&self, id: RequestId, frame: &Frame, responder: Box<dyn Responder>);
 
-    /// Cancels a request: a response would not be forwarded.
+    /// Cancels the open request `id` at the listener: a response would not be forwarded to the server.
     fn cancel_request(&self, id: &RequestId, reason: &str);
 
-    /// Lowest severity of log messages that the client requested, if it did.
+    /// Lowest severity of log messages that the client requested with `logging/setLevel`; `None` if it
+    /// requested none.
     fn level(&self) -> Option<LogSeverity>;
 }
 
@@ -66,17 +70,18 @@ const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "criti
 // === impl BroadcastListeners ===
 
 impl BroadcastListeners {
+    /// Adds a listener, unless it is in the list already.
     pub(super) fn join(&self, listener: Weak<dyn BroadcastListener>) {
         let mut listeners = self.listeners.lock();
         listeners.all.retain(|listener| listener.strong_count() > 0);
         // A listener that returns is not a new one.
-        if !listeners.all.iter().any(|known| known.ptr_eq(&listener)) {
+        if !listeners.all.iter().any(|other| other.ptr_eq(&listener)) {
             listeners.all.push(listener);
             listeners.joined += 1;
         }
     }
 
-    /// Current listeners.
+    /// Returns how many listeners exist now and how many ever joined.
     pub(super) fn census(&self) -> ListenerCensus {
         let listeners = self.listeners.lock();
         let present = listeners.all.iter().filter(|listener| listener.strong_count() > 0).count() as u64;
@@ -85,26 +90,28 @@ impl BroadcastListeners {
 
     /// Marks that a client without an emulated session uses the pool.
     pub(super) fn mark_shared(&self) {
-        if !self.has_others.load(Ordering::Relaxed) {
-            self.has_others.store(true, Ordering::Relaxed);
+        if !self.is_shared.load(Ordering::Relaxed) {
+            self.is_shared.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The only client that the server can know in a session that started at this `census`. A client that was
-    /// served there and has left may have unfinished calls, whose requests would arrive here.
-    pub(super) fn sole_listener(&self, census: ListenerCensus) -> Option<Arc<dyn BroadcastListener>> {
-        if self.has_others.load(Ordering::Relaxed) {
+    /// Returns the only client that the server can know in a session that was opened at `at_start`; `None` if
+    /// there may be others. A client that was served there and has left may have unfinished calls, whose
+    /// requests would arrive in the session.
+    pub(super) fn sole_listener(&self, at_start: ListenerCensus) -> Option<Arc<dyn BroadcastListener>> {
+        if self.is_shared.load(Ordering::Relaxed) {
             return None;
         }
         let listeners = self.listeners.lock();
-        let ever = census.present + (listeners.joined - census.joined);
+        let ever = at_start.present + (listeners.joined - at_start.joined);
         listeners.all.iter().find_map(Weak::upgrade).filter(|_| ever <= 1)
     }
 
+    /// Sends a message outside calls to all listeners.
     pub(super) fn notify(&self, frame: &Frame) {
         // Serialized once: the line is shared by all listeners that store it.
         let line = to_single_line(frame.as_bytes().clone());
-        self.all().iter().for_each(|listener| listener.notify(frame, &line));
+        self.live_listeners().iter().for_each(|listener| listener.notify(frame, &line));
     }
 
     /// Notifies listeners after a session was lost: each list whose changes the server reports may have
@@ -113,12 +120,12 @@ impl BroadcastListeners {
         server.reported_lists().for_each(|list| self.notify(&message::list_changed(list)));
     }
 
-    /// Lowest severity that any client requested.
-    pub(super) fn level(&self) -> Option<&'static str> {
-        Some(self.all().iter().filter_map(|listener| listener.level()).min()?.as_str())
+    /// Lowest severity that any listener requested; `None` if none requested one.
+    pub(super) fn lowest_level(&self) -> Option<&'static str> {
+        Some(self.live_listeners().iter().filter_map(|listener| listener.level()).min()?.as_str())
     }
 
-    fn all(&self) -> Vec<Arc<dyn BroadcastListener>> {
+    fn live_listeners(&self) -> Vec<Arc<dyn BroadcastListener>> {
         self.listeners.lock().all.iter().filter_map(Weak::upgrade).collect()
     }
 }
@@ -126,10 +133,11 @@ impl BroadcastListeners {
 // === impl LogSeverity ===
 
 impl LogSeverity {
-    /// Severity for a client that requested none while others did: servers send this much by default, or
-    /// more.
-    pub(super) const USUAL: Self = Self(1);
+    /// Severity for a client that requested none while others did: servers send at least this much by
+    /// default.
+    pub(super) const DEFAULT: Self = Self(1);
 
+    /// Severity of this name in the protocol, such as `warning`; `None` if there is none.
     pub(super) fn parse(name: &str) -> Option<Self> {
         LEVELS.iter().position(|level| *level == name).map(Self)
     }

@@ -11,15 +11,17 @@ use crate::{
     upstream::{CallError, Responder},
 };
 
-/// A message of a legacy server for one call, untranslated.
+/// A message of a legacy server for one call, in the server's revision.
 pub(super) enum CallMessage {
+    /// Notification during the call.
     Notification(Frame),
     /// A request of the server, with its responder.
     Request(Frame, Box<dyn Responder>),
-    /// The server cancelled a request.
+    /// The server cancelled its request with this id.
     RequestCancelled(RequestId),
+    /// Response to the call; no further message will follow.
     Response(Frame),
-    /// No further message will follow.
+    /// The call failed without a response; no further message will follow.
     Lost(CallError),
 }
 
@@ -37,16 +39,16 @@ struct MailboxContents {
     reader: Option<Waker>,
     /// Whether the last message has been delivered.
     is_complete: bool,
-    /// Whether the session has ended, or has no stream: no more messages will be delivered.
-    ended: bool,
+    /// Whether the session has ended, or has no GET stream: no more messages will be delivered.
+    is_ended: bool,
 }
 
-/// Limit of unread notifications of a call; further ones are dropped. The worst case cost is this many
-/// messages for each call in flight.
-const KEPT: usize = 256;
-/// Limit of their bytes and those of requests, which are rejected above it; a single larger message is kept
-/// alone.
-const KEPT_BYTES: usize = 4 << 20;
+/// Limit of unread notifications of a call; further ones are dropped. At worst, each call in flight costs
+/// this many messages.
+const MAX_NOTIFICATIONS: usize = 256;
+/// Limit of the bytes of a call's unread notifications and requests. Requests above it are rejected; a single
+/// larger message is kept alone.
+const MAX_BYTES: usize = 4 << 20;
 
 // === impl CallMessage ===
 
@@ -67,10 +69,10 @@ impl SessionMailbox {
     /// number and bytes, requests by the open requests of a call and by bytes, cancellations by being kept
     /// once each, and nothing follows the last message.
     pub(super) fn push(&self, message: CallMessage) {
-        let dropped = self.change(|contents| {
-            let is_needless = match &message {
+        let dropped = self.modify(|contents| {
+            let must_drop = match &message {
                 CallMessage::Notification(_) => {
-                    contents.messages.len() >= KEPT || contents.is_full_for(&message)
+                    contents.messages.len() >= MAX_NOTIFICATIONS || contents.is_full_for(&message)
                 }
                 // Dropping it rejects the request.
                 CallMessage::Request(..) => contents.is_full_for(&message),
@@ -80,7 +82,7 @@ impl SessionMailbox {
                     .any(|message| matches!(message, CallMessage::RequestCancelled(other) if other == id)),
                 CallMessage::Response(_) | CallMessage::Lost(_) => false,
             };
-            if contents.is_complete || is_needless {
+            if contents.is_complete || must_drop {
                 return Some(message);
             }
             match message {
@@ -100,26 +102,26 @@ impl SessionMailbox {
         drop(dropped);
     }
 
-    /// Marks that the session has ended, or has no stream. The call's own response may still deliver
-    /// messages.
-    pub(super) fn session_ended(&self) {
-        self.change(|contents| contents.ended = true);
+    /// Marks that the session has ended, or has no GET stream. The stream of the call's own response may
+    /// still deliver messages.
+    pub(super) fn mark_session_ended(&self) {
+        self.modify(|contents| contents.is_ended = true);
     }
 
     /// Whether no more messages will be delivered.
     pub(super) fn is_ended(&self) -> bool {
-        self.0.lock().ended
+        self.0.lock().is_ended
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut MailboxContents) -> T) -> T {
-        let (changed, reader) = {
+    fn modify<T>(&self, modify: impl FnOnce(&mut MailboxContents) -> T) -> T {
+        let (result, reader) = {
             let mut contents = self.0.lock();
-            (change(&mut contents), contents.reader.take())
+            (modify(&mut contents), contents.reader.take())
         };
         if let Some(reader) = reader {
             reader.wake();
         }
-        changed
+        result
     }
 
     /// Polls the next message.
@@ -134,7 +136,7 @@ impl SessionMailbox {
         }
         match &mut contents.reader {
             Some(reader) => reader.clone_from(cx.waker()),
-            none => *none = Some(cx.waker().clone()),
+            empty => *empty = Some(cx.waker().clone()),
         }
         Poll::Pending
     }
@@ -144,7 +146,7 @@ impl SessionMailbox {
 
 impl MailboxContents {
     fn is_full_for(&self, message: &CallMessage) -> bool {
-        self.bytes > 0 && self.bytes + message.weight() > KEPT_BYTES
+        self.bytes > 0 && self.bytes + message.weight() > MAX_BYTES
     }
 }
 
@@ -207,7 +209,7 @@ mod tests {
         }
         // A single larger message is kept.
         for _ in 0..2 {
-            mailbox.push(notification(KEPT_BYTES));
+            mailbox.push(notification(MAX_BYTES));
         }
         assert_eq!((kept(), mailbox.poll(cx).is_ready(), mailbox.0.lock().bytes), (1, true, 0));
     }

@@ -9,14 +9,14 @@ use crate::{
 };
 
 /// Client name in `initialize`, if the client sent no `clientInfo`, or clients share a process.
-const NAME: &str = "deferral";
+const CLIENT_NAME: &str = "deferral";
 
-/// `notifications/initialized`.
+/// Notification `notifications/initialized`, which ends the handshake.
 pub(super) const INITIALIZED: Bytes =
     Bytes::from_static(br#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
 
-/// `initialize` with this revision; `capabilities` and `client_info` are the client's own objects
-/// (2025-11-25, *Lifecycle*).
+/// Request `initialize` that offers this revision; `capabilities` and `client_info` are the client's own JSON
+/// objects (2025-11-25, *Lifecycle*).
 pub(super) fn initialize(
     id: u64,
     revision: Revision,
@@ -31,7 +31,8 @@ pub(super) fn initialize(
         Some(info) => message.extend_from_slice(info),
         None => {
             let version = env!("CARGO_PKG_VERSION");
-            message.extend_from_slice(format!(r#"{{"name":"{NAME}","version":"{version}"}}"#).as_bytes());
+            message
+                .extend_from_slice(format!(r#"{{"name":"{CLIENT_NAME}","version":"{version}"}}"#).as_bytes());
         }
     }
     message.extend_from_slice(br#","capabilities":"#);
@@ -40,12 +41,12 @@ pub(super) fn initialize(
     message.into()
 }
 
-/// `ping`.
+/// Request `ping`.
 pub(super) fn ping(id: u64) -> Bytes {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#).into()
 }
 
-/// `notifications/cancelled` for a request of the proxy (2025-11-25, *Cancellation*).
+/// Notification `notifications/cancelled` for the proxy's request with this id (2025-11-25, *Cancellation*).
 pub(super) fn cancelled(id: u64, reason: &str) -> Bytes {
     format!(
         r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id},"reason":{}}}}}"#,
@@ -54,31 +55,32 @@ pub(super) fn cancelled(id: u64, reason: &str) -> Bytes {
     .into()
 }
 
-/// `logging/setLevel`.
+/// Request `logging/setLevel`.
 pub(super) fn set_level(id: u64, level: &str) -> Bytes {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"logging/setLevel","params":{{"level":"{level}"}}}}"#)
         .into()
 }
 
-/// `resources/subscribe` or `resources/unsubscribe`.
-pub(super) fn about_resource(id: u64, method: &str, uri: &str) -> Bytes {
+/// Request `resources/subscribe` or `resources/unsubscribe`, as `method` says, for one resource.
+pub(super) fn resource_request(id: u64, method: &str, uri: &str) -> Bytes {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{"uri":{}}}}}"#, quoted(uri)).into()
 }
 
-/// Notification that this list has changed.
+/// Notification that `list` has changed, such as `notifications/tools/list_changed`.
 pub(super) fn list_changed(list: ListKind) -> Frame {
     let message = format!(r#"{{"jsonrpc":"2.0","method":"{}"}}"#, list.changed_notification());
     Frame::parse(message.into()).expect("it is a message")
 }
 
-/// Notification that this resource has changed.
+/// Notification `notifications/resources/updated` for this resource.
 pub(super) fn resource_updated(uri: &str) -> Frame {
     let method = Method::ResourceUpdated;
     let message = format!(r#"{{"jsonrpc":"2.0","method":"{method}","params":{{"uri":{}}}}}"#, quoted(uri));
     Frame::parse(message.into()).expect("it is a message")
 }
 
-/// Response to a request of the server, with its id byte for byte.
+/// Response to the server's request `id`, which is repeated byte for byte. `outcome` is a JSON result or a
+/// JSON-RPC error object.
 pub(super) fn response(id: &RequestId, outcome: &Result<Bytes, Bytes>) -> Bytes {
     let (member, value) = match outcome {
         Ok(result) => (&b"result"[..], result),
@@ -88,7 +90,7 @@ pub(super) fn response(id: &RequestId, outcome: &Result<Bytes, Bytes>) -> Bytes 
     [head, &**id, b",\"", member, b"\":", value, b"}"].concat().into()
 }
 
-/// Error outcome of a rejected request.
+/// Outcome of a rejected request of the server: a JSON-RPC error object with this code and message.
 pub(super) fn refusal(code: i64, why: &str) -> Result<Bytes, Bytes> {
     Err(ErrorObject::new(code, why).as_bytes().clone())
 }
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_uri_is_quoted() {
-        let message = about_resource(1, "resources/subscribe", "file:///a\"b");
+        let message = resource_request(1, "resources/subscribe", "file:///a\"b");
         assert!(Frame::parse(message).is_ok());
     }
 }

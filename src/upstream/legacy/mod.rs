@@ -60,12 +60,12 @@ use responder::SessionResponder;
 use server::ServerContext;
 use session::UpstreamSession;
 
-pub use off_stream::{OffStreamCall, SessionMessage};
+pub use off_stream::{GetStreamEvent, OffStreamCall};
 pub use reports::ToolChanges;
 
 pub(crate) use attribution::sole_call;
 
-/// A legacy server. Clones share it.
+/// An [`Upstream`] for a legacy server. Clones share its sessions.
 pub struct LegacyUpstream<W: Transport>(Arc<SessionPools<W>>);
 
 // === impl LegacyUpstream ===
@@ -88,29 +88,30 @@ impl<W: Transport> LegacyUpstream<W> {
         let server = Arc::new(ServerContext::new(transport, route, config, work));
         let emulated = (!W::IS_HTTP).then(|| Arc::new(EmulatedSessions::new(server.clone())));
         let pools = Arc::new(SessionPools::new(server, emulated));
-        if let Some(room) = net.limiter() {
-            let requester: Weak<SessionPools<W>> = Arc::downgrade(&pools);
-            room.register(requester);
+        if let Some(limiter) = net.limiter() {
+            let reclaimer: Weak<SessionPools<W>> = Arc::downgrade(&pools);
+            limiter.register_reclaimer(reclaimer);
         }
         Self(pools)
     }
 
-    /// Resumes the session of a previous process's call, with the handle of the call.
+    /// Resumes the session in which a previous process made a call, and returns it with the handle of the
+    /// call, if the call can be resumed.
     fn resume_session(
         &self,
         caller: &CallerIdentity,
         anchor: &CallAnchor,
     ) -> ResumedSession<UpstreamSession<W>, W> {
         let server = self.0.server.clone();
-        let (line, answer) = server.transport.resume_session(&caller.credentials, anchor)?;
-        Some((Arc::new(UpstreamSession::resumed(server, line, anchor)), answer))
+        let (transport, handle) = server.transport.resume_session(&caller.credentials, anchor)?;
+        Some((Arc::new(UpstreamSession::resumed(server, transport, anchor)), handle))
     }
 
     /// Attaches to a session that a client opened.
     fn client_session(&self, session: &ClientSession) -> Option<Arc<UpstreamSession<W>>> {
-        let line = self.0.server.transport.join_client_session(session)?;
+        let transport = self.0.server.transport.join_client_session(session)?;
         let id = session.headers.get(&SESSION_ID).cloned();
-        Some(Arc::new(UpstreamSession::of_client(self.0.server.clone(), line, id)))
+        Some(Arc::new(UpstreamSession::opened_by_client(self.0.server.clone(), transport, id)))
     }
 
     /// Queue of the session that this request ends, if it is a DELETE.
@@ -186,7 +187,7 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
         open: Vec<RequestId>,
         deferral: Deferral,
     ) -> Option<ResumedCall> {
-        let (session, answer) = self.resume_session(caller, anchor)?;
+        let (session, handle) = self.resume_session(caller, anchor)?;
         let request = CallRequest {
             id: anchor.call,
             method: Method::ToolsCall,
@@ -195,7 +196,7 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
             deferral: Some(deferral),
             timeout: None,
         };
-        let call = CallExchange::resumed(session.clone(), request, answer?, &open)?;
+        let call = CallExchange::resumed(session.clone(), request, handle?, &open)?;
         if !anchor.is_clients {
             let session = session.clone();
             self.0.server.work.spawn(async move { handshake::listen(&session).await });
@@ -204,7 +205,7 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
             |id| -> Box<dyn Responder> { Box::new(SessionResponder::new(session.clone(), anchor.call, id)) };
         Some(ResumedCall {
             replies: call.boxed(),
-            open: open.into_iter().map(responder).collect(),
+            open_requests: open.into_iter().map(responder).collect(),
             off_stream: anchor.is_clients.then(|| session.clone() as Arc<dyn OffStreamCall>),
         })
     }
@@ -235,7 +236,7 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
     fn mark_deferred(&self, caller: &CallerIdentity, deferral: &Deferral) {
         deferral.mark_deferred();
         // Queued calls may proceed now.
-        for pool in self.0.pools_of(caller) {
+        for pool in self.0.pools_for(caller) {
             pool.serve_queue();
         }
     }
@@ -248,7 +249,7 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
         async move { Ok(pool.list_session().await?.description.clone()) }.boxed()
     }
 
-    /// Read only: eviction for a further session happens when it is opened.
+    /// Reads only: another session is evicted when a further one is opened, not here.
     fn ready_server(&self, caller: &CallerIdentity) -> Option<ReadyServer> {
         let pool = self.0.find(caller)?;
         Some(ReadyServer { description: pool.known_description()?, calls: pool })
@@ -258,8 +259,8 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
         self.0.server.last_description()
     }
 
-    fn watch(&self, principal: Principal) -> broadcast::Receiver<ChangeNotification> {
-        self.0.reports(principal).subscribe()
+    fn subscribe_changes(&self, principal: Principal) -> broadcast::Receiver<ChangeNotification> {
+        self.0.notifier(principal).subscribe()
     }
 
     fn is_turn_based(&self) -> bool {
@@ -267,7 +268,7 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
     }
 
     fn tool_changes(&self, principal: Principal) -> ToolChanges {
-        self.0.reports(principal).changes()
+        self.0.notifier(principal).tool_changes()
     }
 
     fn subscribe<'a>(
@@ -332,17 +333,17 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
     }
 
     fn prepare_reload(&self, config: &Config) -> Result<ApplyReload, UpstreamSetupError> {
-        let wired = self.0.server.transport.prepare_reload(config)?;
+        let apply_transport = self.0.server.transport.prepare_reload(config)?;
         let (pools, limits) = (Arc::clone(&self.0), self.0.server.transport.limits(config.limits));
         let config = Config { limits, ..config.clone() };
         Ok(Box::new(move || {
-            wired();
+            apply_transport();
             if let Some(emulated) = &pools.emulated {
                 emulated.set_limits(&config.limits);
             }
-            let before = pools.server.config.load().limits.messages;
-            pools.server.outbound.set_limit(before, config.limits.messages);
-            pools.server.offer.clear();
+            let old_limit = pools.server.config.load().limits.messages;
+            pools.server.outbound.set_limit(old_limit, config.limits.messages);
+            pools.server.remembered_offer.clear();
             pools.server.config.set(config);
         }))
     }
@@ -352,7 +353,7 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
     }
 }
 
-/// Events of a call that cannot be made.
-fn failed_events(why: CallError) -> UpstreamEvents {
-    stream::once(std::future::ready(UpstreamEvent::Lost(why))).boxed()
+/// Returns the events of a call that cannot be made: one loss.
+fn failed_events(error: CallError) -> UpstreamEvents {
+    stream::once(std::future::ready(UpstreamEvent::Lost(error))).boxed()
 }

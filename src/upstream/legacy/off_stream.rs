@@ -11,16 +11,16 @@ use crate::{
     upstream::transport::{SessionEvent, Transport, TransportSession},
 };
 
-/// What is read of a session's GET stream in place of its client.
-pub enum SessionMessage {
-    /// It is known by now whether there is such a stream.
+/// Event on the GET stream of a client's session, which the proxy reads in place of the client.
+pub enum GetStreamEvent {
+    /// The server has opened the GET stream or refused to.
     Settled,
-    /// The server sent this, and it is no `ping`, which is answered here.
+    /// Message of the server. Pings are answered by the session and not reported.
     Message(Frame),
 }
 
-/// A call that may have messages outside its own stream: the only one in its client's session, as far as
-/// known.
+/// A call that may have messages outside its own stream: the only one in its client's session, as far as the
+/// proxy knows.
 pub trait OffStreamCall: Send + Sync {
     /// Whether the server has, or may have, the call and has not finished it.
     fn is_in_flight(&self) -> bool;
@@ -28,10 +28,11 @@ pub trait OffStreamCall: Send + Sync {
     /// Whether the call was abandoned: the server may still execute it.
     fn is_abandoned(&self) -> bool;
 
-    /// Time of the cancellation, if the call was abandoned by one: the server has received it or soon will.
+    /// Time of the session's last cancellation, if there was one: the server has received the cancellation or
+    /// soon will.
     fn cancelled_at(&self) -> Option<Instant>;
 
-    /// Whether this request of the server belongs to the call and is unanswered.
+    /// Whether this request of the server was sent during the call and is unanswered.
     fn has_open_request(&self, id: &RequestId) -> bool;
 
     /// Delivers a message of the call. A request that is already open is ignored: a resumed stream may
@@ -41,9 +42,10 @@ pub trait OffStreamCall: Send + Sync {
     /// Rejects a request that cannot be attributed to this call, in the background.
     fn refuse(self: Arc<Self>, id: &RequestId, reason: &str);
 
-    /// Reads the session's GET stream, whose client has none open; again where it ends. Resolves where the server has
-    /// none, or the session is over.
-    fn listen(self: Arc<Self>, hear: Box<dyn FnMut(SessionMessage) + Send>) -> BoxFuture<'static, ()>;
+    /// Reads the GET stream of the client's session while the client has none open, and opens the stream
+    /// again when it ends. Resolves when the server has no GET stream or the session has ended. `on_event`
+    /// receives each event.
+    fn listen(self: Arc<Self>, on_event: Box<dyn FnMut(GetStreamEvent) + Send>) -> BoxFuture<'static, ()>;
 }
 
 impl<W: Transport> OffStreamCall for UpstreamSession<W> {
@@ -64,8 +66,8 @@ impl<W: Transport> OffStreamCall for UpstreamSession<W> {
     }
 
     fn receive(self: Arc<Self>, frame: Frame) {
-        let only = self.state.lock().calls.iter().next().map(|(id, call)| (*id, call.mailbox.clone()));
-        let Some((call, mailbox)) = only else { return };
+        let sole_call = self.state.lock().calls.iter().next().map(|(id, call)| (*id, call.mailbox.clone()));
+        let Some((call, mailbox)) = sole_call else { return };
         match frame.kind() {
             Kind::Request { id, .. } if self.has_open_request(id) => {}
             Kind::Request { id, .. } => {
@@ -89,9 +91,12 @@ impl<W: Transport> OffStreamCall for UpstreamSession<W> {
         self.respond_later(id, &message::refusal(INTERNAL_ERROR, &reason_text));
     }
 
-    fn listen(self: Arc<Self>, mut hear: Box<dyn FnMut(SessionMessage) + Send>) -> BoxFuture<'static, ()> {
+    fn listen(
+        self: Arc<Self>,
+        mut on_event: Box<dyn FnMut(GetStreamEvent) + Send>,
+    ) -> BoxFuture<'static, ()> {
         let session = Arc::clone(&self);
-        let tell = move |beside| match beside {
+        let deliver = move |event| match event {
             SessionEvent::Message(frame) => match frame.kind() {
                 Kind::Request { id, method: Method::Ping, .. } => {
                     session.respond_later(id, &Ok(Bytes::from_static(b"{}")));
@@ -99,9 +104,9 @@ impl<W: Transport> OffStreamCall for UpstreamSession<W> {
                 Kind::Request { .. }
                 | Kind::Notification { .. }
                 | Kind::Success { .. }
-                | Kind::Failure { .. } => hear(SessionMessage::Message(frame)),
+                | Kind::Failure { .. } => on_event(GetStreamEvent::Message(frame)),
             },
-            SessionEvent::Settled => hear(SessionMessage::Settled),
+            SessionEvent::Settled => on_event(GetStreamEvent::Settled),
             SessionEvent::TooLarge(_)
             | SessionEvent::Invalid(..)
             | SessionEvent::Gap
@@ -111,8 +116,8 @@ impl<W: Transport> OffStreamCall for UpstreamSession<W> {
         };
         Box::pin(async move {
             tokio::select! {
-                () = self.over.cancelled() => {}
-                () = Arc::clone(&self.transport).listen(tell) => {}
+                () = self.stop_reader.cancelled() => {}
+                () = Arc::clone(&self.transport).listen(deliver) => {}
             }
         })
     }

@@ -36,13 +36,13 @@ pub(super) enum OutboundMessage {
     /// Response to a request of the server in this call.
     Response { call: u64, id: RequestId },
     /// Message that may be dropped: the response to a ping or to a request that the proxy rejects itself, or
-    /// a request of the proxy that needs no response.
+    /// a request of the proxy whose response is ignored.
     BestEffort { _counted: OwnedSemaphorePermit },
     /// Cancellation of a call.
     Cancel,
 }
 
-/// Limits of the messages to one server.
+/// Limits of the messages outside calls to one server.
 pub(super) struct OutboundLimiter {
     permits: Arc<Semaphore>,
     /// Half of the permits: cancellations and input responses do not wait behind a flood of pings.
@@ -63,8 +63,9 @@ pub(super) struct OutboundQueue {
 
 #[derive(Debug, Default)]
 struct QueueState {
+    /// Number of queued messages, including the one being sent.
     count: usize,
-    /// Resolves once the last message has been sent.
+    /// Resolves once the last queued message has been sent or dropped.
     last: Option<oneshot::Receiver<()>>,
 }
 
@@ -73,26 +74,27 @@ struct QueueState {
 #[derive(Debug, Default)]
 pub(super) struct ClientQueues(DashMap<HeaderValue, Arc<OutboundQueue>>);
 
-/// A queued message, until dropped.
+/// A place in an [`OutboundQueue`], kept while its message waits or is being sent; dropping it lets the next
+/// message proceed.
 pub(super) struct QueuedMessage {
     queue: Arc<OutboundQueue>,
     /// Map that holds the queue of a client's session.
     owner: Option<(Arc<ClientQueues>, HeaderValue)>,
-    before: Option<oneshot::Receiver<()>>,
+    previous: Option<oneshot::Receiver<()>>,
     _sent: oneshot::Sender<()>,
 }
 
 /// Permits that a message holds while in flight.
 type OutboundPermits<'a> = (Option<SemaphorePermit<'a>>, Option<SemaphorePermit<'a>>);
 
-/// Limit of best-effort messages that wait for one server. Each costs its message and a small task, less than
-/// a KiB. Further ones are dropped.
-const COURTESIES: usize = 1024;
-/// Time limit of the wait for earlier messages, and of the end of a session for all: a server that accepts
-/// none delays none.
-pub(super) const TURN: Duration = Duration::from_secs(1);
-/// Pauses before the retries of a message. It is dropped after the last.
-pub(super) const PAUSES: [Duration; 4] =
+/// Limit of best-effort messages that wait for one server. Each costs its message and a small task of less
+/// than a KiB. Further messages are dropped.
+const MAX_BEST_EFFORT: usize = 1024;
+/// Time limit of the wait for earlier messages in a queue, and of the wait for the whole queue before the
+/// session is closed: a server that accepts no messages does not delay others.
+pub(super) const QUEUE_WAIT: Duration = Duration::from_secs(1);
+/// Pauses between the attempts to send a message, which is dropped after the last.
+pub(super) const RETRY_PAUSES: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(5)];
 
 // === impl OutboundLimiter ===
@@ -100,37 +102,37 @@ pub(super) const PAUSES: [Duration; 4] =
 impl OutboundLimiter {
     /// Creates the limits; `messages` may be in flight at once.
     pub(super) fn new(messages: usize) -> Self {
-        let (permits, courtesies) = permit_counts(messages);
+        let (permits, best_effort) = permit_counts(messages);
         Self {
             permits: Arc::new(Semaphore::new(permits)),
-            best_effort: Arc::new(Semaphore::new(courtesies)),
-            counted: Arc::new(Semaphore::new(COURTESIES)),
+            best_effort: Arc::new(Semaphore::new(best_effort)),
+            counted: Arc::new(Semaphore::new(MAX_BEST_EFFORT)),
             is_overfull: AtomicBool::new(false),
         }
     }
 
     /// Changes the limit from `before` to `messages`; messages in flight are not affected.
     pub(super) fn set_limit(&self, before: usize, messages: usize) {
-        let (before, now) = (permit_counts(before), permit_counts(messages));
-        resize_semaphore(&self.permits, before.0, now.0);
-        resize_semaphore(&self.best_effort, before.1, now.1);
+        let (old, new) = (permit_counts(before), permit_counts(messages));
+        resize_semaphore(&self.permits, old.0, new.0);
+        resize_semaphore(&self.best_effort, old.1, new.1);
     }
 
-    /// Reserves a best-effort message, unless too many are waiting.
-    pub(super) fn best_effort(&self) -> Option<OutboundMessage> {
-        if self.counted.available_permits() > COURTESIES / 2 {
+    /// Reserves a best-effort message; `None` if too many are waiting.
+    pub(super) fn reserve_best_effort(&self) -> Option<OutboundMessage> {
+        if self.counted.available_permits() > MAX_BEST_EFFORT / 2 {
             self.is_overfull.store(false, Ordering::Relaxed);
         }
         if let Ok(counted) = self.counted.clone().try_acquire_owned() {
             return Some(OutboundMessage::BestEffort { _counted: counted });
         }
         if !self.is_overfull.swap(true, Ordering::Relaxed) {
-            ResponsesDropped { waiting: COURTESIES }.emit();
+            ResponsesDropped { waiting: MAX_BEST_EFFORT }.emit();
         }
         None
     }
 
-    /// Waits until the message may be sent.
+    /// Waits until the message may be sent, and returns the permits to hold while it is in flight.
     pub(super) async fn acquire(&self, message: &OutboundMessage) -> OutboundPermits<'_> {
         let best_effort = match message {
             OutboundMessage::BestEffort { .. } => Some(acquire_permit(&self.best_effort).await),
@@ -139,7 +141,7 @@ impl OutboundLimiter {
         (best_effort.flatten(), self.acquire_one().await)
     }
 
-    /// Waits until one more message, or the end of a session, may be sent.
+    /// Waits until one more message, or the close request of a session, may be sent.
     pub(super) async fn acquire_one(&self) -> Option<SemaphorePermit<'_>> {
         acquire_permit(&self.permits).await
     }
@@ -162,20 +164,20 @@ async fn acquire_permit(permits: &Semaphore) -> Option<SemaphorePermit<'_>> {
 // === impl OutboundQueue ===
 
 impl OutboundQueue {
-    /// Queues a message.
+    /// Adds a message to the end of the queue.
     pub(super) fn enqueue(self: &Arc<Self>) -> QueuedMessage {
         let (sent, last) = oneshot::channel();
-        let before = {
+        let previous = {
             let mut state = self.state.lock();
             state.count += 1;
             state.last.replace(last)
         };
-        QueuedMessage { queue: Arc::clone(self), owner: None, before, _sent: sent }
+        QueuedMessage { queue: Arc::clone(self), owner: None, previous, _sent: sent }
     }
 
-    /// Waits until all queued messages have been sent or dropped, at most for [`TURN`].
+    /// Waits until all queued messages have been sent or dropped, at most for [`QUEUE_WAIT`].
     pub(super) async fn flush(&self) {
-        let emptied = async {
+        let queue_emptied = async {
             loop {
                 // Before the count is read: a later removal notifies.
                 let emptied = self.emptied.notified();
@@ -185,7 +187,7 @@ impl OutboundQueue {
                 emptied.await;
             }
         };
-        let _ = timeout(TURN, emptied).await;
+        let _ = timeout(QUEUE_WAIT, queue_emptied).await;
     }
 
     fn is_empty(&self) -> bool {
@@ -196,7 +198,7 @@ impl OutboundQueue {
 // === impl ClientQueues ===
 
 impl ClientQueues {
-    /// Queues a message in the session with this id.
+    /// Adds a message to the queue of the session with this id, and creates the queue if needed.
     pub(super) fn enqueue(self: &Arc<Self>, session: &HeaderValue) -> QueuedMessage {
         // Under the lock of the shard, like the removal: a message is never added to a removed queue.
         let mut message = self.0.entry(session.clone()).or_default().enqueue();
@@ -213,10 +215,10 @@ impl ClientQueues {
 // === impl QueuedMessage ===
 
 impl QueuedMessage {
-    /// Waits until earlier messages have been sent, at most for [`TURN`].
+    /// Waits until earlier messages of the queue have been sent or dropped, at most for [`QUEUE_WAIT`].
     pub(super) async fn wait_turn(&mut self) {
-        if let Some(before) = self.before.take() {
-            let _ = timeout(TURN, before).await;
+        if let Some(previous) = self.previous.take() {
+            let _ = timeout(QUEUE_WAIT, previous).await;
         }
     }
 }
@@ -240,6 +242,7 @@ impl Drop for QueuedMessage {
 // === impl OutboundMessage ===
 
 impl OutboundMessage {
+    /// Description for log messages.
     pub(super) fn describe(&self) -> &'static str {
         match self {
             Self::Response { .. } => "the answer to a question",
@@ -272,10 +275,10 @@ mod tests {
         let clock = SystemClock::new();
         let before = clock.now();
         queue.flush().await;
-        assert_eq!(clock.now() - before, TURN);
+        assert_eq!(clock.now() - before, QUEUE_WAIT);
         drop(second);
         queue.flush().await;
-        assert_eq!(clock.now() - before, TURN, "at once");
+        assert_eq!(clock.now() - before, QUEUE_WAIT, "at once");
     }
 
     #[test]
@@ -295,7 +298,7 @@ mod tests {
     #[tokio::test]
     async fn the_limit_of_messages_in_flight_can_be_changed() {
         let errands = OutboundLimiter::new(2);
-        let best_effort = errands.best_effort().expect("there is room");
+        let best_effort = errands.reserve_best_effort().expect("there is room");
         let first = errands.acquire(&best_effort).await;
         {
             let mut second = Box::pin(errands.acquire(&best_effort));

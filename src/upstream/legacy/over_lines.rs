@@ -37,8 +37,8 @@ impl From<DuplexStream> for LineServer {
 }
 
 impl LineServer {
-    /// Next message to the server; `None` at the end of its input.
-    async fn reads(&mut self) -> Option<Value> {
+    /// Reads the next message to the server; `None` at the end of the server's input.
+    async fn read(&mut self) -> Option<Value> {
         let line = self.reads.next_line().await.expect("it can be read")?;
         Some(serde_json::from_str(&line).expect("JSON"))
     }
@@ -49,15 +49,15 @@ impl LineServer {
 
     /// Answers the handshake, and returns the call that follows.
     async fn begins(&mut self) -> Value {
-        let initialize = self.reads().await.expect("a handshake");
+        let initialize = self.read().await.expect("a handshake");
         assert_eq!(initialize["method"], "initialize");
         let result = json!({
             "protocolVersion": "2025-11-25", "capabilities": { "tools": {}, "tasks": {} },
             "serverInfo": { "name": "child", "version": "1" },
         });
         self.send(json!({ "jsonrpc": "2.0", "id": initialize["id"], "result": result })).await;
-        assert_eq!(self.reads().await.expect("more")["method"], "notifications/initialized");
-        self.reads().await.expect("a call")
+        assert_eq!(self.read().await.expect("more")["method"], "notifications/initialized");
+        self.read().await.expect("a call")
     }
 }
 
@@ -107,7 +107,7 @@ async fn a_call_over_lines_is_answered_off_stream_after_an_input_request() {
     let Some(UpstreamEvent::ServerRequest(asked)) = event else { panic!("it is asked: {event:?}") };
     asked.responder.respond(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
     let answer = json!({ "jsonrpc": "2.0", "id": "q", "result": { "action": "decline" } });
-    assert_eq!(child.reads().await, Some(answer));
+    assert_eq!(child.read().await, Some(answer));
     child.send(json!({ "jsonrpc": "2.0", "id": 7, "result": { "content": [] } })).await;
     let Some(UpstreamEvent::Final(response)) = replies.next().await else { panic!("it is answered") };
     let raised = response.client_result(&Method::ToolsCall).expect("a result");
@@ -116,7 +116,7 @@ async fn a_call_over_lines_is_answered_off_stream_after_an_input_request() {
     let about = server.last_description().expect("it has spoken");
     assert_eq!((&**about.capabilities, about.has_tasks), (&br#"{"tools":{}}"#[..], false));
     server.close().await;
-    assert_eq!(child.reads().await, None, "its input ends");
+    assert_eq!(child.read().await, None, "its input ends");
 }
 
 #[tokio::test(start_paused = true)]
@@ -126,10 +126,10 @@ async fn a_dropped_call_over_lines_is_cancelled_and_its_session_takes_no_other()
     let mut child = LineServer::from(started.recv().await.expect("a child"));
     child.begins().await;
     call.abort();
-    let cancelled = child.reads().await.expect("a cancel");
+    let cancelled = child.read().await.expect("a cancel");
     assert_eq!(cancelled["method"], "notifications/cancelled");
     assert_eq!(cancelled["params"]["requestId"], 7);
-    assert_eq!(child.reads().await, None, "its input ends");
+    assert_eq!(child.read().await, None, "its input ends");
     let _next = begin(&server);
     LineServer::from(started.recv().await.expect("another child")).begins().await;
 }
@@ -150,6 +150,6 @@ async fn a_server_that_exits_fails_its_calls_and_closing_cancels_them() {
     server.close().await;
     let (event, _) = call.await.expect("it goes on");
     assert!(matches!(event, Some(UpstreamEvent::Lost(CallError::Closing))), "{event:?}");
-    assert_eq!(child.reads().await.expect("a cancel")["method"], "notifications/cancelled");
-    assert_eq!(child.reads().await, None, "its input ends");
+    assert_eq!(child.read().await.expect("a cancel")["method"], "notifications/cancelled");
+    assert_eq!(child.read().await, None, "its input ends");
 }

@@ -32,21 +32,22 @@ pub(super) struct SessionPools<W: Transport> {
     /// Hashed for each call: fast, and with a seed for each process.
     pools: DashMap<PoolKey, Arc<SessionPool<W>>, RandomState>,
     /// Change notifiers by principal.
-    reports: DashMap<Principal, ChangeNotifier>,
-    sweeping: Once,
-    /// Number of uses of a pool other than the last used one.
-    uses: AtomicU64,
+    notifiers: DashMap<Principal, ChangeNotifier>,
+    start_sweep: Once,
+    /// Logical clock of pool uses: advances when a pool other than the last used one is used.
+    use_count: AtomicU64,
     /// Number of pools from which eviction is tried again: if all are in use, each further pool would search
     /// all in vain.
     eviction_threshold: AtomicUsize,
-    /// The same for the bytes of the identities.
+    /// Lower bound of the bytes of all identities at which the next eviction is tried, for the same reason.
     eviction_threshold_bytes: AtomicUsize,
     /// Number of searches through all pools.
     #[cfg(test)]
     searches: AtomicUsize,
 }
 
-/// An identity as a key. Compares capabilities and `clientInfo` byte by byte, credentials by their digest.
+/// An identity as a map key. Compares capabilities and `clientInfo` byte by byte, credentials by their
+/// digest.
 struct PoolKey(CallerIdentity);
 
 /// Idle time of pools that may be evicted.
@@ -54,12 +55,12 @@ struct PoolKey(CallerIdentity);
 enum IdleFor {
     /// Without a call now.
     Any,
-    /// Without a call for at least a [`ROUND`].
+    /// Without a call for at least a sweep interval.
     OneRound,
 }
 
-/// Interval of the search for unused sessions.
-const ROUND: Duration = Duration::from_secs(60);
+/// Interval of the sweep for unused sessions.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 // === impl SessionPools ===
 
@@ -69,9 +70,9 @@ impl<W: Transport> SessionPools<W> {
             server,
             emulated,
             pools: DashMap::default(),
-            reports: DashMap::new(),
-            sweeping: Once::new(),
-            uses: AtomicU64::new(1),
+            notifiers: DashMap::new(),
+            start_sweep: Once::new(),
+            use_count: AtomicU64::new(1),
             eviction_threshold: AtomicUsize::new(0),
             eviction_threshold_bytes: AtomicUsize::new(0),
             #[cfg(test)]
@@ -79,13 +80,14 @@ impl<W: Transport> SessionPools<W> {
         }
     }
 
-    /// Pool of a caller, if there is one. Evicts none.
+    /// Returns the pool that serves this caller, its own or a shared one, if it exists. Creates and evicts
+    /// none.
     pub(super) fn find(&self, caller: &CallerIdentity) -> Option<Arc<SessionPool<W>>> {
         let key = PoolKey(self.server.transport.pool_key(caller));
         self.own_pool(&key).or_else(|| self.shared_pool(&key))
     }
 
-    /// Pool of an identity, if it has sessions or can open one.
+    /// Pool of an identity, if the pool has sessions or can open one.
     fn own_pool(&self, key: &PoolKey) -> Option<Arc<SessionPool<W>>> {
         let pool = self.pools.get(key)?;
         // A pool that lost its sessions cannot open one while the transport is full.
@@ -102,16 +104,16 @@ impl<W: Transport> SessionPools<W> {
         if !self.is_full() {
             return None;
         }
-        let most = self.most_capable_pool(key).filter(|pool| pool.covers(&key.0))?;
+        let candidate = self.most_capable_pool(key).filter(|pool| pool.covers(&key.0))?;
         if self.pools.iter().any(|pool| IdleFor::OneRound.matches(&pool)) {
             return None;
         }
         Limit::Instances.record_hit();
-        self.mark_used(&most);
-        Some(most)
+        self.mark_used(&candidate);
+        Some(candidate)
     }
 
-    /// Whether no session can be opened for a further identity, if a session costs a process.
+    /// Whether no session can be opened for a further identity. Always `false` if a session costs no process.
     fn is_full(&self) -> bool {
         if !W::IS_COSTLY {
             return false;
@@ -131,42 +133,44 @@ impl<W: Transport> SessionPools<W> {
         }
         let key = PoolKey(self.server.transport.pool_key(caller));
         let limits = self.server.config.load().limits;
-        let (limit, most) = (limits.identities.max(1), limits.identity_bytes);
-        let kept = || self.server.identity_bytes.load(Ordering::Relaxed);
+        let (max_identities, max_bytes) = (limits.identities.max(1), limits.identity_bytes);
+        let used_bytes = || self.server.identity_bytes.load(Ordering::Relaxed);
         if W::IS_COSTLY {
             if self.is_full() {
                 Limit::Instances.record_hit();
-                let most = self.most_capable_pool(&key);
+                let candidate = self.most_capable_pool(&key);
                 // For a caller that can share a pool with all of its input requests, only a pool that was
                 // idle for a round is evicted.
-                let can_share = most.as_ref().is_some_and(|pool| pool.covers(&key.0));
-                let gone = self.evict(1, true, if can_share { IdleFor::OneRound } else { IdleFor::Any });
+                let can_share = candidate.as_ref().is_some_and(|pool| pool.covers(&key.0));
+                let evicted = self.evict(1, true, if can_share { IdleFor::OneRound } else { IdleFor::Any });
                 // A caller whose input requests could be sent nowhere waits instead of sharing, unless tasks
                 // hold every pool.
-                let waits = || !can_share && !self.pools.iter().all(|pool| pool.is_held_by_tasks());
-                let shares =
-                    self.pools.len() >= limit || self.server.transport.is_full() && gone == 0 && !waits();
-                if let Some(pool) = most.filter(|_| shares) {
-                    self.mark_used(&pool);
-                    return pool;
+                let must_wait = || !can_share && !self.pools.iter().all(|pool| pool.is_held_by_tasks());
+                let can_use_shared = self.pools.len() >= max_identities
+                    || self.server.transport.is_full() && evicted == 0 && !must_wait();
+                if let Some(shared) = candidate.filter(|_| can_use_shared) {
+                    self.mark_used(&shared);
+                    return shared;
                 }
             }
-        } else if self.pools.len() >= limit.max(self.eviction_threshold.load(Ordering::Relaxed))
-            || kept() >= most.max(self.eviction_threshold_bytes.load(Ordering::Relaxed))
+        } else if self.pools.len() >= max_identities.max(self.eviction_threshold.load(Ordering::Relaxed))
+            || used_bytes() >= max_bytes.max(self.eviction_threshold_bytes.load(Ordering::Relaxed))
         {
             self.evict_oldest();
-            let next = |left: usize, most| if left < most { most } else { left + left.div_ceil(8) };
-            self.eviction_threshold.store(next(self.pools.len(), limit), Ordering::Relaxed);
-            self.eviction_threshold_bytes.store(next(kept(), most), Ordering::Relaxed);
+            let next_threshold =
+                |current: usize, limit| if current < limit { limit } else { current + current.div_ceil(8) };
+            self.eviction_threshold
+                .store(next_threshold(self.pools.len(), max_identities), Ordering::Relaxed);
+            self.eviction_threshold_bytes.store(next_threshold(used_bytes(), max_bytes), Ordering::Relaxed);
         }
-        self.sweeping.call_once(|| {
+        self.start_sweep.call_once(|| {
             let (transport, closing) = (self.server.transport.clone(), self.server.work.closing.clone());
             self.server.work.spawn(sweep(Arc::downgrade(self), transport, closing))
         });
         let identity = key.0.clone();
-        let reports = self.reports_of(identity.principal);
-        let fresh = || Arc::new(SessionPool::new(self.server.clone(), identity, reports));
-        let pool = self.pools.entry(key).or_insert_with(fresh).clone();
+        let notifier = self.notifier_for(identity.principal);
+        let new_pool = || Arc::new(SessionPool::new(self.server.clone(), identity, notifier));
+        let pool = self.pools.entry(key).or_insert_with(new_pool).clone();
         self.mark_used(&pool);
         pool
     }
@@ -174,8 +178,8 @@ impl<W: Transport> SessionPools<W> {
     /// Marks the pool as last used. Written only if another was used in between, so that threads with the
     /// same callers do not contend.
     fn mark_used(&self, pool: &SessionPool<W>) {
-        if pool.used.load(Ordering::Relaxed) != self.uses.load(Ordering::Relaxed) {
-            pool.used.store(self.uses.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        if pool.last_used.load(Ordering::Relaxed) != self.use_count.load(Ordering::Relaxed) {
+            pool.last_used.store(self.use_count.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
     }
 
@@ -190,19 +194,19 @@ impl<W: Transport> SessionPools<W> {
         self.evict(self.pools.len().saturating_sub(limit) + limit.div_ceil(8), true, IdleFor::Any);
     }
 
-    /// Evicts `count` pools with the oldest last call, first those whose principal has no listeners; those
-    /// with listeners only if `listened`. Returns how many were evicted.
-    fn evict(&self, count: usize, listened: bool, idle: IdleFor) -> usize {
+    /// Evicts up to `count` pools with the oldest last call, first those whose principal has no listeners.
+    /// Evicts pools with listeners only if `include_listened` is set. Returns how many were evicted.
+    fn evict(&self, count: usize, include_listened: bool, idle: IdleFor) -> usize {
         #[cfg(test)]
         self.searches.fetch_add(1, Ordering::Relaxed);
         let mut unused: Vec<_> = self
             .pools
             .iter()
             .filter(|pool| idle.matches(pool))
-            .filter(|pool| listened || !pool.reports.has_listeners())
+            .filter(|pool| include_listened || !pool.notifier.has_listeners())
             .map(|pool| {
-                let used = pool.used.load(Ordering::Relaxed);
-                (pool.reports.has_listeners(), used, PoolKey(pool.identity.clone()))
+                let used = pool.last_used.load(Ordering::Relaxed);
+                (pool.notifier.has_listeners(), used, PoolKey(pool.identity.clone()))
             })
             .collect();
         unused.sort_unstable_by_key(|(listened, used, _)| (*listened, *used));
@@ -210,16 +214,16 @@ impl<W: Transport> SessionPools<W> {
         let mut count = 0;
         for (.., key) in unused {
             // Checked again under the lock of its shard, where no other reference can be created.
-            let gone = self
+            let closed = self
                 .pools
                 .remove_if(&key, |_, pool| IdleFor::Any.matches(pool))
                 .map(|(_, pool)| pool.close());
-            count += usize::from(gone.is_some());
+            count += usize::from(closed.is_some());
             // The pool is removed by now, so that it opens no other sessions.
-            for session in gone.into_iter().flatten() {
+            for session in closed.into_iter().flatten() {
                 session.retire();
             }
-            self.reports.remove_if(&key.0.principal, |_, reports| !reports.is_needed());
+            self.notifiers.remove_if(&key.0.principal, |_, reports| !reports.is_needed());
         }
         count
     }
@@ -235,17 +239,17 @@ impl<W: Transport> SessionPools<W> {
     /// Pool of this principal, with sessions, that declares the most; first those that declare all of the
     /// caller's capabilities. Input requests there that this caller did not declare are rejected.
     fn most_capable_pool(&self, key: &PoolKey) -> Option<Arc<SessionPool<W>>> {
-        let of_the_same = self.pools.iter().filter(|pool| pool.identity.principal == key.0.principal);
+        let same_principal = self.pools.iter().filter(|pool| pool.identity.principal == key.0.principal);
         let declared = |pool: &SessionPool<W>| {
             let capabilities = &pool.identity.capabilities;
             (pool.covers(&key.0), capabilities.input_capability_count(), capabilities.legacy().len())
         };
-        let most = of_the_same.filter(|pool| !pool.is_empty()).max_by_key(|pool| declared(pool))?;
-        Some(most.value().clone())
+        let pool = same_principal.filter(|pool| !pool.is_empty()).max_by_key(|pool| declared(pool))?;
+        Some(pool.value().clone())
     }
 
-    /// Pools that may have this caller's calls.
-    pub(super) fn pools_of(&self, caller: &CallerIdentity) -> SmallVec<[Arc<SessionPool<W>>; 1]> {
+    /// Pools that may have calls of this caller.
+    pub(super) fn pools_for(&self, caller: &CallerIdentity) -> SmallVec<[Arc<SessionPool<W>>; 1]> {
         if W::IS_COSTLY {
             // Few, and each may have this caller's calls.
             return self.pools.iter().map(|pool| pool.value().clone()).collect();
@@ -253,10 +257,11 @@ impl<W: Transport> SessionPools<W> {
         self.pools.get(&PoolKey(caller.clone())).map(|pool| pool.value().clone()).into_iter().collect()
     }
 
-    pub(super) fn reports(&self, principal: Principal) -> ChangeNotifier {
+    /// Change notifier of a principal; created on first use.
+    pub(super) fn notifier(&self, principal: Principal) -> ChangeNotifier {
         let (credentials, capabilities) = (Credentials::default(), Arc::new(Capabilities::none()));
         let client_info = ClientInfo::default();
-        self.reports_of(
+        self.notifier_for(
             self.server
                 .transport
                 .pool_key(&CallerIdentity { principal, credentials, capabilities, client_info })
@@ -264,19 +269,19 @@ impl<W: Transport> SessionPools<W> {
         )
     }
 
-    fn reports_of(&self, principal: Principal) -> ChangeNotifier {
-        self.reports.entry(principal).or_default().clone()
+    fn notifier_for(&self, principal: Principal) -> ChangeNotifier {
+        self.notifiers.entry(principal).or_default().clone()
     }
 
     /// Closes unused sessions, and removes empty pools.
     fn sweep(&self) {
         self.server.transport.sweep();
-        self.emulated.iter().for_each(|emulated| emulated.sweep(ROUND));
+        self.emulated.iter().for_each(|emulated| emulated.sweep(SWEEP_INTERVAL));
         for pool in &self.pools {
-            pool.sweep(pool.reports.has_listeners());
+            pool.sweep(pool.notifier.has_listeners());
         }
         self.remove_empty();
-        self.reports.retain(|_, reports| reports.is_needed());
+        self.notifiers.retain(|_, reports| reports.is_needed());
     }
 
     /// Removes empty pools.
@@ -285,19 +290,20 @@ impl<W: Transport> SessionPools<W> {
         self.pools.retain(|_, pool| Arc::strong_count(pool) > 1 || !pool.is_empty());
     }
 
+    /// Closes all sessions, and waits for the background tasks up to the transport's time limit.
     pub(super) async fn close(&self) {
         self.server.work.close();
         self.emulated.iter().for_each(|emulated| emulated.close());
         let pools: Vec<_> = self.pools.iter().map(|entry| entry.value().clone()).collect();
         self.pools.clear();
         let sessions = pools.iter().flat_map(|pool| pool.close());
-        let farewells = stream::iter(sessions).for_each_concurrent(None, |session| session.close());
-        let all = async {
-            farewells.await;
+        let closing = stream::iter(sessions).for_each_concurrent(None, |session| session.close());
+        let finished = async {
+            closing.await;
             self.server.work.wait().await;
         };
         // A server that does not accept the end of its session finds out by itself.
-        let _ = timeout(W::FAREWELL, all).await;
+        let _ = timeout(W::CLOSE_TIMEOUT, finished).await;
     }
 }
 
@@ -325,17 +331,17 @@ impl<W: Transport> ConnectionReclaimer for SessionPools<W> {
 
 /// Evicts unused pools: periodically those idle for long, and one at once on request of the transport.
 async fn sweep<W: Transport>(pools: Weak<SessionPools<W>>, transport: Arc<W>, closing: CancellationToken) {
-    let mut rounds = interval(ROUND);
+    let mut ticks = interval(SWEEP_INTERVAL);
     // The first tick is at once.
-    rounds.tick().await;
+    ticks.tick().await;
     loop {
-        let is_crowded = tokio::select! {
+        let is_requested = tokio::select! {
             () = closing.cancelled() => return,
-            _ = rounds.tick() => false,
+            _ = ticks.tick() => false,
             () = transport.eviction_requested() => true,
         };
         match pools.upgrade() {
-            Some(pools) if is_crowded => {
+            Some(pools) if is_requested => {
                 pools.remove_empty();
                 if pools.evict(1, true, IdleFor::Any) == 0 && !pools.close_unused_session() {
                     transport.report_eviction_failed();
@@ -411,7 +417,7 @@ mod tests {
         assert!(pools.pools.len() <= 64, "{}", pools.pools.len());
         assert!(searches() - before <= 800 / 8, "{}", searches() - before);
         // Their change notifiers are removed with them.
-        assert!(pools.reports.len() <= 64, "{}", pools.reports.len());
+        assert!(pools.notifiers.len() <= 64, "{}", pools.notifiers.len());
     }
 
     #[tokio::test]

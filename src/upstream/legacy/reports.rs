@@ -8,8 +8,8 @@ use tokio::sync::broadcast::{Receiver, Sender};
 
 use crate::{protocol::ListKind, runtime::Mutex, upstream::ChangeNotification};
 
-/// Change notifications of one principal's sessions. Clones share it. Costs about a hundred bytes without
-/// subscribers.
+/// Sends the change notifications of one principal's sessions to subscribers. Clones share the state. Costs
+/// about a hundred bytes without subscribers.
 #[derive(Clone, Default)]
 pub(super) struct ChangeNotifier(Arc<NotifierState>);
 
@@ -18,43 +18,45 @@ struct NotifierState {
     /// Sender for subscribers; `None` without any, because its buffer is allocated in full. While there are
     /// subscribers, a session is kept open. Locked for one notification.
     sender: Mutex<Option<Sender<ChangeNotification>>>,
-    /// Number of sessions that report changes.
-    reporting: AtomicUsize,
-    /// Number of times that the tools changed, or may have.
-    tools: Arc<AtomicU64>,
+    /// Number of open sessions whose servers report changes.
+    reporting_sessions: AtomicUsize,
+    /// Number of times that the server's tools changed, or may have changed.
+    tools_version: Arc<AtomicU64>,
 }
 
-/// Counts a session that reports changes, until dropped.
+/// Counts a session whose server reports changes, until dropped.
 pub(super) struct ReportingSession(ChangeNotifier);
 
-/// Tracks whether the tools may have changed since they were read. Keeps no session open: tools unused for
-/// long are read again, which costs less than a session. The default reports a change.
+/// Tracks whether a server's tools may have changed since they were read. Keeps no session open: reading
+/// tools again that were unused for long costs less than a session. The default value always reports a
+/// change.
 #[derive(Debug, Default)]
 pub struct ToolChanges {
-    /// As in [`NotifierState`]; changes also when the last session that could report a change ends.
-    tools: Option<Arc<AtomicU64>>,
-    seen: u64,
+    /// Shared version counter of the notifier. Also advances when the last session that could report a change
+    /// ends. `None` reports a change always.
+    version: Option<Arc<AtomicU64>>,
+    seen_version: u64,
 }
 
 /// Limit of unread notifications of a subscriber; the oldest are dropped first.
-const KEPT: usize = 256;
+const MAX_UNREAD: usize = 256;
 
 // === impl ChangeNotifier ===
 
 impl ChangeNotifier {
     /// Sends a notification to the subscribers, if there are any.
-    pub(super) fn send(&self, report: ChangeNotification) {
-        if report == ChangeNotification::ListChanged(ListKind::Tools) {
+    pub(super) fn send(&self, notification: ChangeNotification) {
+        if notification == ChangeNotification::ListChanged(ListKind::Tools) {
             self.mark_tools_changed();
         }
-        if let Some(listened) = &*self.0.sender.lock() {
-            let _ = listened.send(report);
+        if let Some(sender) = &*self.0.sender.lock() {
+            let _ = sender.send(notification);
         }
     }
 
     /// Marks the tools as changed: no session would report a change, so cached tools may be out of date.
     pub(super) fn mark_tools_changed(&self) {
-        self.0.tools.fetch_add(1, Ordering::Relaxed);
+        self.0.tools_version.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notifies of all lists after a session was lost with its notifications.
@@ -62,27 +64,30 @@ impl ChangeNotifier {
         ListKind::ALL.into_iter().for_each(|list| self.send(ChangeNotification::ListChanged(list)));
     }
 
+    /// Subscribes to notifications sent from now on.
     pub(super) fn subscribe(&self) -> Receiver<ChangeNotification> {
-        self.0.sender.lock().get_or_insert_with(|| Sender::new(KEPT)).subscribe()
+        self.0.sender.lock().get_or_insert_with(|| Sender::new(MAX_UNREAD)).subscribe()
     }
 
-    pub(super) fn changes(&self) -> ToolChanges {
-        let tools = &self.0.tools;
-        ToolChanges { seen: tools.load(Ordering::Relaxed), tools: Some(Arc::clone(tools)) }
+    /// Returns a tracker of tool changes from now on.
+    pub(super) fn tool_changes(&self) -> ToolChanges {
+        let tools = &self.0.tools_version;
+        ToolChanges { seen_version: tools.load(Ordering::Relaxed), version: Some(Arc::clone(tools)) }
     }
 
+    /// Whether there are subscribers.
     pub(super) fn has_listeners(&self) -> bool {
-        let mut listened = self.0.sender.lock();
-        listened.take_if(|listened| listened.receiver_count() == 0);
-        listened.is_some()
+        let mut sender = self.0.sender.lock();
+        sender.take_if(|sender| sender.receiver_count() == 0);
+        sender.is_some()
     }
 
-    /// Number of sessions that report changes.
+    /// Number of open sessions whose servers report changes.
     pub(super) fn reporting_sessions(&self) -> usize {
-        self.0.reporting.load(Ordering::Relaxed)
+        self.0.reporting_sessions.load(Ordering::Relaxed)
     }
 
-    /// Whether a session or subscriber still uses it.
+    /// Whether a session or subscriber still uses this notifier.
     pub(super) fn is_needed(&self) -> bool {
         self.has_listeners() || Arc::strong_count(&self.0) > 1
     }
@@ -93,36 +98,37 @@ impl ChangeNotifier {
 impl Drop for NotifierState {
     /// Marks the tools as changed: nothing reports changes any more.
     fn drop(&mut self) {
-        self.tools.fetch_add(1, Ordering::Relaxed);
+        self.tools_version.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 // === impl ReportingSession ===
 
 impl ReportingSession {
-    pub(super) fn of(reports: &ChangeNotifier) -> Self {
-        reports.0.reporting.fetch_add(1, Ordering::Relaxed);
-        Self(reports.clone())
+    /// Counts a session that reports to this notifier.
+    pub(super) fn new(notifier: &ChangeNotifier) -> Self {
+        notifier.0.reporting_sessions.fetch_add(1, Ordering::Relaxed);
+        Self(notifier.clone())
     }
 }
 
 impl Drop for ReportingSession {
     fn drop(&mut self) {
-        self.0.0.reporting.fetch_sub(1, Ordering::Relaxed);
+        self.0.0.reporting_sessions.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 // === impl ToolChanges ===
 
 impl ToolChanges {
-    /// For tools that never change.
+    /// Returns a tracker for tools that never change.
     #[cfg(test)]
-    pub(crate) fn never() -> Self {
-        Self { tools: Some(Arc::default()), seen: 0 }
+    pub(crate) fn unchanging() -> Self {
+        Self { version: Some(Arc::default()), seen_version: 0 }
     }
 
-    /// Whether the tools have changed, or may have.
+    /// Whether the tools have changed, or may have changed, since this tracker was created.
     pub fn has_changed(&self) -> bool {
-        self.tools.as_ref().is_none_or(|tools| tools.load(Ordering::Relaxed) != self.seen)
+        self.version.as_ref().is_none_or(|tools| tools.load(Ordering::Relaxed) != self.seen_version)
     }
 }

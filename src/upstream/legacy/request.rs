@@ -15,6 +15,7 @@ pub(super) struct CallRequest {
     pub(super) body: Bytes,
     /// Additional headers of the client.
     pub(super) headers: ExtraHeaders,
+    /// Deferral state, if the call may become a task.
     pub(super) deferral: Option<Deferral>,
     /// Time limit, if it differs from [`UpstreamTimeouts::call`](crate::upstream::UpstreamTimeouts::call).
     pub(super) timeout: Option<Duration>,

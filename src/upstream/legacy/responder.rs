@@ -9,12 +9,13 @@ use crate::{
     upstream::{Responder, transport::Transport},
 };
 
-/// Responds once to a request of a server, in the session of the request.
+/// Sends one response to a request of a server, in the session in which the request arrived. Dropping it
+/// unanswered sends an error response.
 pub(super) struct SessionResponder<W: Transport> {
     session: Arc<UpstreamSession<W>>,
-    /// Call during which the request arrived.
+    /// Id of the call during which the request arrived.
     call: u64,
-    /// `None` once the request has been answered.
+    /// Id of the request; `None` once it has been answered.
     id: Option<RequestId>,
 }
 
@@ -27,7 +28,7 @@ impl<W: Transport> SessionResponder<W> {
 
     fn respond_once(&mut self, outcome: &Result<Bytes, Bytes>) {
         if let Some(id) = self.id.take() {
-            self.session.answer_later(self.call, id, outcome);
+            self.session.respond_in_call(self.call, id, outcome);
         }
     }
 }

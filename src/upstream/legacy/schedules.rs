@@ -60,7 +60,7 @@ enum CallResult {
     Answered,
     Closing,
     /// Dropped by its caller.
-    Left,
+    Dropped,
 }
 
 // === impl ScheduledServer ===
@@ -171,7 +171,7 @@ fn response(id: u64, result: &str) -> String {
     json(&format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#))
 }
 
-fn world() -> (Arc<ScheduledServer>, Arc<HttpUpstream>) {
+fn build_world() -> (Arc<ScheduledServer>, Arc<HttpUpstream>) {
     let (server, pipes) = (Arc::new(ScheduledServer::default()), PipeNetwork::default());
     let address: SocketAddr = ADDRESS.parse().expect("an address");
     drop(spawn(server.clone().listen(pipes.listen(address))));
@@ -181,11 +181,11 @@ fn world() -> (Arc<ScheduledServer>, Arc<HttpUpstream>) {
     let upstream =
         HttpUpstream::for_route("", &url, config, &Network::Pipes(pipes)).expect("a runtime is entered");
     // Initialize one-time state before the schedules start.
-    drop(upstream.call(call(0, "{}")));
+    drop(upstream.call(build_call(0, "{}")));
     (server, Arc::new(upstream))
 }
 
-fn call(id: u64, capabilities: &'static str) -> OutgoingCall {
+fn build_call(id: u64, capabilities: &'static str) -> OutgoingCall {
     let capabilities = Capabilities::read(Bytes::from_static(capabilities.as_bytes())).expect("an object");
     let caller = CallerIdentity {
         principal: Principal::ANONYMOUS,
@@ -198,20 +198,20 @@ fn call(id: u64, capabilities: &'static str) -> OutgoingCall {
 }
 
 /// Makes a call with capabilities, and drops it after some steps if it has not ended.
-async fn make(upstream: Arc<HttpUpstream>, id: u64, steps: Option<usize>) -> CallResult {
-    let mut replies = upstream.call(call(id, r#"{"elicitation":{}}"#));
-    let ended = pin!(async move { end(replies.next().await) });
-    let left = pin!(async move {
+async fn make_call(upstream: Arc<HttpUpstream>, id: u64, steps: Option<usize>) -> CallResult {
+    let mut replies = upstream.call(build_call(id, r#"{"elicitation":{}}"#));
+    let ended = pin!(async move { result_of(replies.next().await) });
+    let dropped = pin!(async move {
         let Some(steps) = steps else { return std::future::pending().await };
         for _ in 0..steps {
             yield_now().await;
         }
-        CallResult::Left
+        CallResult::Dropped
     });
-    futures_util::future::select(ended, left).await.factor_first().0
+    futures_util::future::select(ended, dropped).await.factor_first().0
 }
 
-fn end(event: Option<UpstreamEvent>) -> CallResult {
+fn result_of(event: Option<UpstreamEvent>) -> CallResult {
     match event {
         Some(UpstreamEvent::Final(_)) => CallResult::Answered,
         Some(UpstreamEvent::Lost(CallError::Closing | CallError::SessionEnded)) => CallResult::Closing,
@@ -219,13 +219,13 @@ fn end(event: Option<UpstreamEvent>) -> CallResult {
     }
 }
 
-async fn some_steps(most: usize) {
-    for _ in 0..thread_rng().gen_range(0..=most) {
+async fn some_steps(max: usize) {
+    for _ in 0..thread_rng().gen_range(0..=max) {
         yield_now().await;
     }
 }
 
-fn all<F: Future<Output = CallResult> + Send + 'static>(
+fn run_all<F: Future<Output = CallResult> + Send + 'static>(
     calls: Vec<F>,
 ) -> impl Future<Output = Vec<CallResult>> {
     let calls: Vec<_> = calls.into_iter().map(spawn).collect();
@@ -235,10 +235,10 @@ fn all<F: Future<Output = CallResult> + Send + 'static>(
 #[test]
 fn each_call_has_a_session_to_itself_and_each_session_is_ended_once() {
     explore_schedules(60, || async {
-        let (server, upstream) = world();
+        let (server, upstream) = build_world();
         let leaves = |id| (id % 2 == 0).then(|| thread_rng().gen_range(0..40));
-        let calls = (1..=5).map(|id| make(upstream.clone(), id, leaves(id))).collect();
-        let ends = all(calls).await;
+        let calls = (1..=5).map(|id| make_call(upstream.clone(), id, leaves(id))).collect();
+        let ends = run_all(calls).await;
         for (id, end) in (1..).zip(&ends) {
             assert!(*end == CallResult::Answered || id % 2 == 0, "{id}: {end:?}");
         }
@@ -249,7 +249,7 @@ fn each_call_has_a_session_to_itself_and_each_session_is_ended_once() {
             assert!(seen.deleted <= 1, "session {session}: {seen:?}");
             for (id, end) in (1..).zip(&ends) {
                 let cancels = seen.cancelled.iter().filter(|call| **call == id).count();
-                assert!(cancels <= usize::from(*end == CallResult::Left), "{id} {end:?}: {seen:?}");
+                assert!(cancels <= usize::from(*end == CallResult::Dropped), "{id} {end:?}: {seen:?}");
             }
         }
         let made = server.seen().values().flat_map(|seen| seen.calls.clone()).collect::<Vec<_>>();
@@ -262,14 +262,14 @@ fn each_call_has_a_session_to_itself_and_each_session_is_ended_once() {
 #[test]
 fn closing_during_calls_leaves_no_call_waiting_and_no_session_open() {
     explore_schedules(60, || async {
-        let (server, upstream) = world();
-        let calls = (1..=4).map(|id| make(upstream.clone(), id, None)).collect();
-        let ends = all(calls);
+        let (server, upstream) = build_world();
+        let calls = (1..=4).map(|id| make_call(upstream.clone(), id, None)).collect();
+        let ends = run_all(calls);
         for _ in 0..thread_rng().gen_range(0..60) {
             yield_now().await;
         }
         upstream.close().await;
-        assert!(!ends.await.contains(&CallResult::Left));
+        assert!(!ends.await.contains(&CallResult::Dropped));
         for (session, seen) in &*server.seen() {
             assert!(seen.deleted <= 1, "session {session}: {seen:?}");
             assert!(seen.deleted == 1 || seen.calls.is_empty(), "session {session}: {seen:?}");
@@ -280,10 +280,11 @@ fn closing_during_calls_leaves_no_call_waiting_and_no_session_open() {
 #[test]
 fn a_call_that_was_given_its_session_before_all_closed_is_not_sent_afterwards() {
     explore_schedules(60, || async {
-        let (server, upstream) = world();
+        let (server, upstream) = build_world();
         // Each call has advanced by a random number of steps, from the search for a session to its response,
         // and is not polled any more.
-        let mut calls: Vec<_> = (1..=4).map(|id| upstream.call(call(id, r#"{"elicitation":{}}"#))).collect();
+        let mut calls: Vec<_> =
+            (1..=4).map(|id| upstream.call(build_call(id, r#"{"elicitation":{}}"#))).collect();
         let mut waiting = Vec::new();
         for mut replies in calls.drain(..) {
             let mut event = None;
@@ -295,7 +296,7 @@ fn a_call_that_was_given_its_session_before_all_closed_is_not_sent_afterwards() 
                 some_steps(40).await;
             }
             match event {
-                Some(event) => assert_eq!(end(Some(event)), CallResult::Answered),
+                Some(event) => assert_eq!(result_of(Some(event)), CallResult::Answered),
                 None => waiting.push(replies),
             }
         }
@@ -306,7 +307,7 @@ fn a_call_that_was_given_its_session_before_all_closed_is_not_sent_afterwards() 
         }
         let before = server.arrived.load(Ordering::Relaxed);
         for mut replies in waiting {
-            end(replies.next().await);
+            result_of(replies.next().await);
         }
         for _ in 0..100 {
             yield_now().await;

@@ -18,46 +18,47 @@ use crate::{
     },
 };
 
-/// State shared by all sessions with one server.
+/// State shared by all sessions with one legacy server.
 pub(super) struct ServerContext<W> {
     /// Route of the server, its name for operators.
     pub(super) route: Arc<str>,
     pub(super) config: SwapCell<Config>,
     pub(super) transport: Arc<W>,
+    /// Streams on which the server has sent its requests.
     pub(super) request_placement: RequestPlacement,
-    /// Last description of the server.
+    /// Description from the last handshake; `None` before the first.
     description: Mutex<Option<Arc<UpstreamDescription>>>,
-    /// Revision to offer first.
-    pub(super) offer: RememberedOffer,
+    /// Revision to offer first in a handshake.
+    pub(super) remembered_offer: RememberedOffer,
     /// Limits of messages outside calls.
     pub(super) outbound: OutboundLimiter,
-    /// Queued messages in clients' own sessions.
+    /// Queued messages in sessions that clients opened.
     pub(super) client_queues: Arc<ClientQueues>,
-    /// Bytes kept by identities with sessions.
+    /// Bytes that identities with session pools keep, in total.
     pub(super) identity_bytes: Arc<AtomicUsize>,
     pub(super) work: BackgroundTasks,
     pub(super) clock: SystemClock,
     /// Number of open sessions.
-    sessions: Arc<AtomicUsize>,
-    /// Number of sessions created so far: the number of the next.
-    made: AtomicU64,
+    open_sessions: Arc<AtomicUsize>,
+    /// Number of sessions created so far, which is the number of the next one.
+    created_sessions: AtomicU64,
     /// Time of the last check by a `ping`.
-    checked: Mutex<Option<Instant>>,
+    last_check: Mutex<Option<Instant>>,
 }
 
 /// Counts an open session until dropped.
 pub(super) struct OpenSessionGuard(Arc<AtomicUsize>);
 
-/// Streams on which the server has sent its requests. Learned for the whole server, because its code
-/// determines it.
+/// Streams on which the server has sent its requests so far. Learned for the whole server, because its code
+/// determines the choice.
 #[derive(Debug, Default)]
 pub(super) struct RequestPlacement {
-    on_stream: AtomicBool,
-    off_stream: AtomicBool,
-    /// Whether sessions are shared until a request arrives outside a call's stream.
-    is_trusted: bool,
+    seen_on_stream: AtomicBool,
+    seen_off_stream: AtomicBool,
+    /// Whether sessions are shared until a request of the server arrives outside a call's stream.
+    is_sharing_default: bool,
     /// Cancelled at the first request on a call's own stream.
-    shown: CancellationToken,
+    on_stream_seen: CancellationToken,
 }
 
 /// Lower bound of the time between two checks by a `ping`.
@@ -72,15 +73,16 @@ impl Drop for OpenSessionGuard {
 }
 
 impl<W: Transport> ServerContext<W> {
-    /// State of the server, for operators.
+    /// State of the server for operators: reachability, last failure and number of open sessions.
     pub(super) fn health(&self) -> UpstreamHealth {
         UpstreamHealth {
             is_up: self.transport.is_up(),
             failure: self.transport.failure(),
-            sessions: self.sessions.load(Ordering::Relaxed),
+            sessions: self.open_sessions.load(Ordering::Relaxed),
         }
     }
 
+    /// Creates the state for a server that is reached over `transport`.
     pub(super) fn new(transport: W, route: &str, config: Config, work: BackgroundTasks) -> Self {
         Self {
             route: route.into(),
@@ -88,48 +90,51 @@ impl<W: Transport> ServerContext<W> {
             client_queues: Arc::default(),
             config: config.into(),
             transport: Arc::new(transport),
-            request_placement: RequestPlacement { is_trusted: W::IS_COSTLY, ..RequestPlacement::default() },
+            request_placement: RequestPlacement {
+                is_sharing_default: W::IS_COSTLY,
+                ..RequestPlacement::default()
+            },
             description: Mutex::default(),
-            offer: RememberedOffer::default(),
+            remembered_offer: RememberedOffer::default(),
             identity_bytes: Arc::default(),
             work,
             clock: SystemClock::new(),
-            sessions: Arc::default(),
-            made: AtomicU64::new(0),
-            checked: Mutex::default(),
+            open_sessions: Arc::default(),
+            created_sessions: AtomicU64::new(0),
+            last_check: Mutex::default(),
         }
     }
 
     /// Number for a new session, greater than all earlier ones.
     pub(super) fn next_session(&self) -> u64 {
-        self.made.fetch_add(1, Ordering::Relaxed)
+        self.created_sessions.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Lower bound of the next session's number.
-    pub(super) fn sessions_made(&self) -> u64 {
-        self.made.load(Ordering::Relaxed)
+    pub(super) fn sessions_created(&self) -> u64 {
+        self.created_sessions.load(Ordering::Relaxed)
     }
 
-    /// Claims a check by a `ping`: returns `true` once in [`CHECK_PERIOD`].
+    /// Claims the next check by a `ping`: returns `true` at most once in `CHECK_PERIOD`.
     pub(super) fn claim_check(&self) -> bool {
         let now = self.clock.now();
-        let mut checked = self.checked.lock();
-        let is_due = checked.is_none_or(|last| now.saturating_duration_since(last) >= CHECK_PERIOD);
+        let mut last_check = self.last_check.lock();
+        let is_due = last_check.is_none_or(|at| now.saturating_duration_since(at) >= CHECK_PERIOD);
         if is_due {
-            *checked = Some(now);
+            *last_check = Some(now);
         }
         is_due
     }
 
-    /// Counts an open session.
+    /// Counts an open session until the returned guard is dropped.
     pub(super) fn count_session(&self) -> OpenSessionGuard {
-        self.sessions.fetch_add(1, Ordering::Relaxed);
-        OpenSessionGuard(Arc::clone(&self.sessions))
+        self.open_sessions.fetch_add(1, Ordering::Relaxed);
+        OpenSessionGuard(Arc::clone(&self.open_sessions))
     }
 
-    /// Id for a request of the proxy.
+    /// Returns a new id for a request of the proxy.
     pub(super) fn next_id(&self) -> u64 {
-        own_ids::next()
+        own_ids::next_in_pool()
     }
 
     /// Stores the description from a handshake.
@@ -137,7 +142,7 @@ impl<W: Transport> ServerContext<W> {
         *self.description.lock() = Some(Arc::clone(description));
     }
 
-    /// Last description of the server.
+    /// Description from the last handshake; `None` before the first.
     pub(super) fn last_description(&self) -> Option<Arc<UpstreamDescription>> {
         self.description.lock().clone()
     }
@@ -146,29 +151,29 @@ impl<W: Transport> ServerContext<W> {
 // === impl RequestPlacement ===
 
 impl RequestPlacement {
-    /// Notes a request on the stream of its call.
+    /// Notes a request of the server on the stream of its call.
     pub(super) fn note_on_stream(&self) {
-        if !self.on_stream.load(Ordering::Relaxed) {
-            self.on_stream.store(true, Ordering::Relaxed);
-            self.shown.cancel();
+        if !self.seen_on_stream.load(Ordering::Relaxed) {
+            self.seen_on_stream.store(true, Ordering::Relaxed);
+            self.on_stream_seen.cancel();
         }
     }
 
-    /// Resolves once a request has arrived on the stream of its call.
+    /// Resolves once a request of the server has arrived on the stream of its call.
     pub(super) async fn wait_on_stream(&self) {
-        self.shown.cancelled().await;
+        self.on_stream_seen.cancelled().await;
     }
 
-    /// Notes a request outside its call's stream. It outweighs all others: one is enough to require exclusive
-    /// sessions.
+    /// Notes a request of the server outside its call's stream. One such request outweighs all others: from
+    /// then on calls need exclusive sessions.
     pub(super) fn note_off_stream(&self) {
-        self.off_stream.store(true, Ordering::Relaxed);
+        self.seen_off_stream.store(true, Ordering::Relaxed);
     }
 
     /// Whether calls can share a session: the server's requests arrive, or are assumed to arrive, on their
     /// calls' streams.
     pub(super) fn can_share_sessions(&self) -> bool {
-        (self.is_trusted || self.on_stream.load(Ordering::Relaxed))
-            && !self.off_stream.load(Ordering::Relaxed)
+        (self.is_sharing_default || self.seen_on_stream.load(Ordering::Relaxed))
+            && !self.seen_off_stream.load(Ordering::Relaxed)
     }
 }

@@ -18,11 +18,11 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    attribution::OF_NO_CALL,
+    attribution::NO_CALL,
     listeners::{BroadcastListener, BroadcastListeners, ListenerCensus},
     mailbox::{CallMessage, SessionMailbox},
     message,
-    outbound::{OutboundMessage, OutboundQueue, PAUSES, QueuedMessage, TURN},
+    outbound::{OutboundMessage, OutboundQueue, QUEUE_WAIT, QueuedMessage, RETRY_PAUSES},
     reports::ChangeNotifier,
     request::CallRequest,
     server::{OpenSessionGuard, ServerContext},
@@ -38,74 +38,77 @@ use crate::{
     },
 };
 
-/// A session, or its equivalent with a server without sessions.
+/// A session with a legacy server, or its equivalent with a server without sessions.
 pub(super) struct UpstreamSession<W: Transport> {
     pub(super) server: Arc<ServerContext<W>>,
     /// Greater than the numbers of all earlier sessions.
     pub(super) number: u64,
     pub(super) description: Arc<UpstreamDescription>,
-    pub(super) transport: Arc<W::Line>,
-    /// Owner to inform of the session's end; dropped when no caller can use another session.
+    pub(super) transport: Arc<W::Session>,
+    /// Owner to inform of the session's end. Unset, or dropped, when no caller can use another session.
     owner: Option<Weak<dyn SessionOwner<W>>>,
-    pub(super) reports: ChangeNotifier,
-    /// Listeners that could be served in the session at its start.
-    pub(super) census: ListenerCensus,
+    /// Receives the change notifications of the session's server.
+    pub(super) notifier: ChangeNotifier,
+    /// Listeners that could be served in the session when it was opened.
+    pub(super) listeners_at_start: ListenerCensus,
     pub(super) state: Mutex<SessionState>,
-    /// Stops the reader of the GET stream.
-    pub(super) over: CancellationToken,
-    /// Whether no message can arrive outside a call's own response.
-    deaf: AtomicBool,
+    /// Cancelled when the session closes; stops the reader of its GET stream.
+    pub(super) stop_reader: CancellationToken,
+    /// Whether no message can arrive outside the stream of a call's own response.
+    has_no_off_stream: AtomicBool,
     /// Whether the session was used since the last [`UpstreamSession::take_used`].
-    used: AtomicBool,
-    /// Whether its clients accept input requests.
-    is_askable: bool,
-    /// Whether a legacy client opened the session: the proxy does not end it, and messages outside calls are
-    /// the client's.
-    pub(super) is_clients: bool,
-    /// Id of a client's session, by which its calls find the same queue.
+    was_used: AtomicBool,
+    /// Whether the clients of the session accept input requests.
+    accepts_input: bool,
+    /// Whether a legacy client opened the session: the proxy does not end the session, and messages outside
+    /// calls are for the client.
+    pub(super) is_client_session: bool,
+    /// Id of a client's session, by which the client's calls find the same queue.
     client_id: Option<HeaderValue>,
-    /// Queue of a session of the proxy, once a message was queued.
+    /// Message queue of a session of the proxy, once a message was queued.
     queue: OnceLock<Arc<OutboundQueue>>,
-    /// State of a resumed call's stream.
-    resuming: Option<Box<ResumingStream>>,
+    /// State of a resumed call's stream; `None` unless the session was resumed for a call.
+    resuming_stream: Option<Box<ResumingStream>>,
     /// Counts a session of the proxy.
     _counted: Option<OpenSessionGuard>,
 }
 
 /// Stream of a resumed call.
 struct ResumingStream {
-    /// Last known event id.
-    behind: Option<String>,
-    /// Cancelled once the server has sent an event after it.
+    /// Last event id that the previous process received.
+    last_event: Option<String>,
+    /// Cancelled once the server has sent an event after `last_event`.
     resumed: CancellationToken,
 }
 
-/// Time for which a response waits for its call's stream to be resumed. Until a server has written to the new
-/// stream it may have registered neither stream, and a message sent then would be lost, even the call's
-/// result.
-const TAKING_UP: Duration = Duration::from_secs(2);
+/// Time for which a response waits for the stream of its call to be resumed. Until a server has written to
+/// the new stream, the server may have registered neither stream, and would lose messages that it sends then,
+/// even the call's result.
+const RESUME_WAIT: Duration = Duration::from_secs(2);
 
-/// Locked for a few statements only, never while waiting; the pool's lock is taken first.
+/// Calls and requests of a session. Locked for a few statements only, never while waiting; the pool's lock is
+/// taken first.
 #[derive(Default)]
 pub(super) struct SessionState {
+    /// Calls in flight, by the proxy's id.
     pub(super) calls: HashMap<u64, InFlightCall, RandomState>,
     /// Abandoned calls that may receive requests. The server may still execute them, so a request or message
-    /// without a call may belong to one of them.
+    /// that names no call may belong to one of them.
     pub(super) abandoned: HashSet<u64, RandomState>,
-    /// Other abandoned calls, which messages without a call cannot belong to; a server that leaves many
-    /// unanswered is given up.
+    /// Other abandoned calls, to which messages that name no call cannot belong. A session with many of them
+    /// is retired.
     pub(super) unanswered: HashSet<u64, RandomState>,
     /// Open requests of the server outside calls that were sent to a client.
     pub(super) unattributed: Vec<UnattributedRequest>,
-    /// Number of users of the session: calls, and messages being sent.
+    /// Number of [`SessionHold`]s: calls, and messages being sent.
     holds: usize,
-    /// No new calls; closed when the last hold is dropped.
-    retired: bool,
-    /// The server has ended the session, or it has been closed: nothing more is sent in it.
-    pub(super) ended: bool,
-    /// Time of the last cancellation in it.
+    /// Whether the session takes no new calls; closed when the last hold is dropped.
+    is_retired: bool,
+    /// Whether the server has ended the session, or the session has been closed: nothing more is sent in it.
+    pub(super) is_ended: bool,
+    /// Time of the last cancellation in the session; `None` if there was none.
     pub(super) cancelled_at: Option<Instant>,
-    /// Another process continues a call in it: it must not be ended.
+    /// Whether another process continues a call in the session, which must not be ended then.
     is_released: bool,
 }
 
@@ -113,42 +116,43 @@ pub(super) struct SessionState {
 pub(super) struct InFlightCall {
     pub(super) mailbox: Arc<SessionMailbox>,
     /// Whether the server may send requests to the client during the call.
-    pub(super) may_be_asked: bool,
+    pub(super) can_receive_input: bool,
     /// Deferral state, for a call that may become a task.
     deferral: Option<Deferral>,
     /// Whether no other call that may receive requests is in the session.
-    pub(super) exclusive: bool,
+    pub(super) is_exclusive: bool,
     /// Open requests of the server in this call.
     pub(super) requests: Vec<RequestId>,
     /// Requests that were open when the call was resumed. The server may send them again, because they may
-    /// follow the last known event, and they may be answered by then.
-    pub(super) known: Box<[RequestId]>,
+    /// follow the last known event; they may have been answered by then.
+    pub(super) restored: Box<[RequestId]>,
 }
 
 /// A request of the server outside calls.
 pub(super) struct UnattributedRequest {
-    /// Id at the server.
-    pub(super) theirs: RequestId,
-    /// Id at the client that got it.
-    pub(super) own: RequestId,
+    /// Id assigned by the server.
+    pub(super) server_id: RequestId,
+    /// Id under which the client received the request.
+    pub(super) client_id: RequestId,
+    /// Client that received the request.
     pub(super) client: Weak<dyn BroadcastListener>,
 }
 
-/// Owner of an identity's sessions.
+/// Owner of an identity's sessions: its pool.
 pub(super) trait SessionOwner<W: Transport>: Send + Sync {
     /// Removes a session that has ended or takes no more calls.
     fn remove(self: Arc<Self>, session: &Arc<UpstreamSession<W>>);
 
-    /// Uses the session for lists, after it reported a change.
+    /// Makes the session the list session, after the session reported a change.
     fn use_for_lists(&self, session: &Arc<UpstreamSession<W>>);
 
-    /// Update notifications for all resources subscribed in the session.
+    /// Update notifications for all resources subscribed in the session, for the case that some were missed.
     fn resource_updates(&self, session: &Arc<UpstreamSession<W>>) -> Vec<Frame>;
 
-    /// Listeners for messages outside calls.
+    /// Listeners for messages outside calls in the owner's sessions.
     fn listeners(&self) -> &BroadcastListeners;
 
-    /// Serves the queue after a session may have become available.
+    /// Serves the queue of calls after a session may have become available.
     fn serve_queue(self: Arc<Self>);
 
     /// Waits until another session serves the listeners, or none can be opened now.
@@ -161,53 +165,63 @@ pub(super) struct SessionHold<W: Transport> {
     call: Option<u64>,
 }
 
-/// Limit of abandoned calls in a session that is kept.
-const ABANDONED: usize = 256;
+/// Limit of abandoned calls in a session; the session is retired above it.
+const MAX_ABANDONED: usize = 256;
 
 /// Limit of concurrent cancellations when a session is closed.
-const AT_ONCE: usize = 32;
+const MAX_CONCURRENT_CANCELS: usize = 32;
 
 // === impl UpstreamSession ===
 
 impl<W: Transport> UpstreamSession<W> {
-    /// A session that was opened.
+    /// A session opened by the proxy.
     pub(super) fn new(
         server: Arc<ServerContext<W>>,
         description: UpstreamDescription,
-        line: W::Line,
-        is_askable: bool,
+        transport: W::Session,
+        accepts_input: bool,
         owner: Weak<dyn SessionOwner<W>>,
-        reports: ChangeNotifier,
+        notifier: ChangeNotifier,
     ) -> Self {
         let session = Self {
-            is_askable,
-            reports,
-            census: owner.upgrade().map(|owner| owner.listeners().census()).unwrap_or_default(),
+            accepts_input,
+            notifier,
+            listeners_at_start: owner.upgrade().map(|owner| owner.listeners().census()).unwrap_or_default(),
             _counted: Some(server.count_session()),
-            ..Self::with_owner(server, description, Arc::new(line), Some(owner))
+            ..Self::with_owner(server, description, Arc::new(transport), Some(owner))
         };
         session.server.set_description(&session.description);
         session
     }
 
-    /// Session of a previous process's call.
-    pub(super) fn resumed(server: Arc<ServerContext<W>>, line: Arc<W::Line>, anchor: &CallAnchor) -> Self {
+    /// The session of a call of the previous process. It serves that call only.
+    pub(super) fn resumed(
+        server: Arc<ServerContext<W>>,
+        transport: Arc<W::Session>,
+        anchor: &CallAnchor,
+    ) -> Self {
         let description = UpstreamDescription {
             version: anchor.revision.clone(),
             server_info: Bytes::copy_from_slice(anchor.server_info.as_bytes()),
             ..UpstreamDescription::unknown()
         };
-        let session = Self::with_owner(server, description, line, None);
-        session.deaf.store(anchor.is_clients, Ordering::Relaxed);
+        let session = Self::with_owner(server, description, transport, None);
+        session.has_no_off_stream.store(anchor.is_clients, Ordering::Relaxed);
         let client_id = anchor.is_clients.then(|| HeaderValue::from_str(&anchor.session).ok()).flatten();
         let resuming =
-            ResumingStream { behind: anchor.last_event.clone(), resumed: CancellationToken::new() };
-        Self { is_clients: anchor.is_clients, client_id, resuming: Some(Box::new(resuming)), ..session }
+            ResumingStream { last_event: anchor.last_event.clone(), resumed: CancellationToken::new() };
+        Self {
+            is_client_session: anchor.is_clients,
+            client_id,
+            resuming_stream: Some(Box::new(resuming)),
+            ..session
+        }
     }
 
-    /// Notes an event of the call's stream.
+    /// Notes the last event id of the call's stream: a new one shows that the stream is resumed.
     pub(super) fn note_event(&self, event: Option<&str>) {
-        if let Some(resuming) = self.resuming.as_ref().filter(|resuming| resuming.behind.as_deref() != event)
+        if let Some(resuming) =
+            self.resuming_stream.as_ref().filter(|resuming| resuming.last_event.as_deref() != event)
         {
             resuming.resumed.cancel();
         }
@@ -215,88 +229,94 @@ impl<W: Transport> UpstreamSession<W> {
 
     /// Waits until the call's stream is resumed, up to a limit.
     async fn wait_resumed(&self) {
-        let Some(resuming) = &self.resuming else { return };
+        let Some(resuming) = &self.resuming_stream else { return };
         tokio::select! {
-            _ = timeout(TAKING_UP, resuming.resumed.cancelled()) => {}
+            _ = timeout(RESUME_WAIT, resuming.resumed.cancelled()) => {}
             () = self.server.work.closing.cancelled() => {}
         }
     }
 
     /// Session of a legacy client, with its id if there is one.
-    pub(super) fn of_client(server: Arc<ServerContext<W>>, line: W::Line, id: Option<HeaderValue>) -> Self {
-        let session = Self::with_owner(server, UpstreamDescription::unknown(), Arc::new(line), None);
+    pub(super) fn opened_by_client(
+        server: Arc<ServerContext<W>>,
+        transport: W::Session,
+        id: Option<HeaderValue>,
+    ) -> Self {
+        let session = Self::with_owner(server, UpstreamDescription::unknown(), Arc::new(transport), None);
         // The client reads the messages outside calls.
-        session.deaf.store(true, Ordering::Relaxed);
-        Self { is_clients: true, client_id: id, ..session }
+        session.has_no_off_stream.store(true, Ordering::Relaxed);
+        Self { is_client_session: true, client_id: id, ..session }
     }
 
     fn with_owner(
         server: Arc<ServerContext<W>>,
         description: UpstreamDescription,
-        line: Arc<W::Line>,
+        transport: Arc<W::Session>,
         owner: Option<Weak<dyn SessionOwner<W>>>,
     ) -> Self {
         Self {
-            over: server.work.closing.child_token(),
+            stop_reader: server.work.closing.child_token(),
             number: server.next_session(),
             server,
             description: Arc::new(description),
-            transport: line,
+            transport,
             owner,
-            reports: ChangeNotifier::default(),
-            census: ListenerCensus::default(),
+            notifier: ChangeNotifier::default(),
+            listeners_at_start: ListenerCensus::default(),
             state: Mutex::default(),
-            deaf: AtomicBool::new(false),
-            used: AtomicBool::new(true),
-            is_askable: true,
-            is_clients: false,
+            has_no_off_stream: AtomicBool::new(false),
+            was_used: AtomicBool::new(true),
+            accepts_input: true,
+            is_client_session: false,
             client_id: None,
             queue: OnceLock::new(),
-            resuming: None,
+            resuming_stream: None,
             _counted: None,
         }
     }
 
+    /// Owner to inform of the session's end, if it still exists.
     pub(super) fn owner(&self) -> Option<Arc<dyn SessionOwner<W>>> {
         self.owner.as_ref()?.upgrade()
     }
 
     /// Registers a call before it is sent, so that no message for it is missed. `None` if the session has
-    /// ended: its end has been or will be sent, and nothing may follow it.
+    /// ended or is being closed: nothing may be sent in it then.
     pub(super) fn register_call(
         self: &Arc<Self>,
         request: &CallRequest,
         mailbox: &Arc<SessionMailbox>,
-        exclusive: bool,
+        is_exclusive: bool,
     ) -> Option<SessionHold<W>> {
         let call = InFlightCall {
             mailbox: mailbox.clone(),
-            may_be_asked: request.method.can_request_input(),
+            can_receive_input: request.method.can_request_input(),
             deferral: request.deferral.clone(),
-            exclusive,
+            is_exclusive,
             requests: Vec::new(),
-            known: Box::default(),
+            restored: Box::default(),
         };
-        self.used.store(true, Ordering::Relaxed);
+        self.was_used.store(true, Ordering::Relaxed);
         let mut state = self.state.lock();
         // Under the lock: the end of the session is set here before its calls are cancelled.
-        if state.ended && !self.is_clients {
+        if state.is_ended && !self.is_client_session {
             return None;
         }
-        if call.may_be_asked && !exclusive {
-            // The call shares the session now, whatever was assumed: requests cannot be attributed.
-            state.calls.values_mut().for_each(|other| other.exclusive = false);
+        if call.can_receive_input && !is_exclusive {
+            // The call shares the session now, whatever was assumed before: requests cannot be attributed any
+            // more.
+            state.calls.values_mut().for_each(|other| other.is_exclusive = false);
         }
         state.calls.insert(request.id, call);
         state.holds += 1;
         Some(SessionHold { session: self.clone(), call: Some(request.id) })
     }
 
-    /// Restores the requests that were open when the call was resumed.
+    /// Restores the server's requests that were open when the call was resumed.
     pub(super) fn restore_requests(&self, call: u64, open: &[RequestId]) {
         if let Some(call) = self.state.lock().calls.get_mut(&call) {
             call.requests.extend_from_slice(open);
-            call.known = open.into();
+            call.restored = open.into();
         }
     }
 
@@ -306,8 +326,13 @@ impl<W: Transport> UpstreamSession<W> {
         SessionHold { session: self.clone(), call: None }
     }
 
-    /// Responds to a request of the server in this call, in the background.
-    pub(super) fn answer_later(self: &Arc<Self>, call: u64, id: RequestId, outcome: &Result<Bytes, Bytes>) {
+    /// Responds to a request of the server during this call, in the background.
+    pub(super) fn respond_in_call(
+        self: &Arc<Self>,
+        call: u64,
+        id: RequestId,
+        outcome: &Result<Bytes, Bytes>,
+    ) {
         let body = message::response(&id, outcome);
         self.hold().send_in_turn(OutboundMessage::Response { call, id }, body);
     }
@@ -320,7 +345,7 @@ impl<W: Transport> UpstreamSession<W> {
 
     /// Sends a message in the background. Dropped if too many are waiting.
     pub(super) fn send_later(self: &Arc<Self>, body: Bytes) {
-        if let Some(outbound) = self.server.outbound.best_effort() {
+        if let Some(outbound) = self.server.outbound.reserve_best_effort() {
             self.hold().send_in_turn(outbound, body);
         }
     }
@@ -330,30 +355,32 @@ impl<W: Transport> UpstreamSession<W> {
         self.hold().send_in_turn(OutboundMessage::Cancel, legacy::cancelled_notification(call, reason));
     }
 
-    /// Removes an answered or cancelled request. Returns the mailbox of its call, if that is still in flight.
+    /// Removes an answered or cancelled request of the server. Returns the mailbox of its call, if the call
+    /// is still in flight.
     pub(super) fn finish_request(&self, call: u64, id: &RequestId) -> Option<Arc<SessionMailbox>> {
         let mut state = self.state.lock();
-        if call == OF_NO_CALL {
+        if call == NO_CALL {
             state.take_unattributed(id);
         }
         let call = state.calls.get_mut(&call)?;
-        if let Some(at) = call.requests.iter().position(|question| question == id) {
-            call.requests.swap_remove(at);
+        if let Some(index) = call.requests.iter().position(|request| request == id) {
+            call.requests.swap_remove(index);
         }
         Some(call.mailbox.clone())
     }
 
-    pub(super) fn is_deaf(&self) -> bool {
-        self.deaf.load(Ordering::Relaxed)
+    /// Whether no message can arrive outside the stream of a call's own response.
+    pub(super) fn has_no_off_stream(&self) -> bool {
+        self.has_no_off_stream.load(Ordering::Relaxed)
     }
 
-    /// Marks that no message can arrive outside a call's own response: calls that are answered off-stream
-    /// will not complete.
-    pub(super) fn set_deaf(&self) {
-        self.deaf.store(true, Ordering::Relaxed);
+    /// Marks that no message can arrive outside the stream of a call's own response: calls answered
+    /// off-stream will not complete.
+    pub(super) fn set_no_off_stream(&self) {
+        self.has_no_off_stream.store(true, Ordering::Relaxed);
         let calls: Vec<_> = self.state.lock().calls.values().map(|call| call.mailbox.clone()).collect();
         for mailbox in calls {
-            mailbox.session_ended();
+            mailbox.mark_session_ended();
         }
         // Requests arrive on the calls' streams only: queued calls can share the session.
         if let Some(owner) = self.owner() {
@@ -363,117 +390,120 @@ impl<W: Transport> UpstreamSession<W> {
 
     /// Sends the notifications that may have been missed: every list whose changes the server reports may
     /// have changed.
-    pub(super) fn notify_gap(self: &Arc<Self>) {
+    pub(super) fn notify_after_gap(self: &Arc<Self>) {
         let Some(owner) = self.owner() else { return };
-        for notice in
+        for notification in
             self.description.reported_lists().map(message::list_changed).chain(owner.resource_updates(self))
         {
-            self.receive_off_stream(notice);
+            self.receive_off_stream(notification);
         }
     }
 
-    /// Whether the session has users and has not ended.
-    pub(super) fn is_needed(&self) -> bool {
+    /// Whether the session has users, and has not ended.
+    pub(super) fn has_users(&self) -> bool {
         let state = self.state.lock();
-        state.holds > 0 && !state.ended
+        state.holds > 0 && !state.is_ended
     }
 
     /// Whether a call that may receive requests is in flight.
-    pub(super) fn may_be_asked(&self) -> bool {
-        self.state.lock().calls.values().any(|call| call.may_be_asked)
+    pub(super) fn has_input_call(&self) -> bool {
+        self.state.lock().calls.values().any(|call| call.can_receive_input)
     }
 
     /// Number of calls in flight.
-    pub(super) fn in_flight(&self) -> usize {
+    pub(super) fn in_flight_count(&self) -> usize {
         self.state.lock().calls.len()
     }
 
     /// Whether a task that may receive requests is in flight.
     pub(super) fn has_task(&self) -> bool {
-        self.state.lock().calls.values().any(|call| call.may_be_asked && call.is_task())
+        self.state.lock().calls.values().any(|call| call.can_receive_input && call.is_task())
     }
 
     /// Whether a call that may receive requests and is not a task is in flight.
-    pub(super) fn has_waited_call(&self) -> bool {
-        self.state.lock().calls.values().any(|call| call.may_be_asked && !call.is_task())
+    pub(super) fn has_non_task_call(&self) -> bool {
+        self.state.lock().calls.values().any(|call| call.can_receive_input && !call.is_task())
     }
 
     /// Whether all calls in flight that may receive requests are tasks, and there is one.
-    pub(super) fn is_held_by_tasks(&self) -> bool {
+    pub(super) fn has_only_tasks(&self) -> bool {
         let state = self.state.lock();
-        let mut askable = state.calls.values().filter(|call| call.may_be_asked).peekable();
-        askable.peek().is_some() && askable.all(InFlightCall::is_task)
+        let mut input_calls = state.calls.values().filter(|call| call.can_receive_input).peekable();
+        input_calls.peek().is_some() && input_calls.all(InFlightCall::is_task)
     }
 
-    /// Whether all calls ever made in it are of one client, so that requests of an abandoned call are that
-    /// client's. Takes the listeners' lock, and may drop a listener: do not hold the session's lock.
-    pub(super) fn is_of_one_client(&self) -> bool {
-        self.owner().is_some_and(|owner| owner.listeners().sole_listener(self.census).is_some())
+    /// Whether all calls ever made in the session are of one client, so that requests of an abandoned call
+    /// are for that client. Takes the listeners' lock, and may drop a listener: must not be called while the
+    /// session's lock is held.
+    pub(super) fn has_one_client(&self) -> bool {
+        self.owner().is_some_and(|owner| owner.listeners().sole_listener(self.listeners_at_start).is_some())
     }
 
     /// Returns whether the session was used since the last query.
     pub(super) fn take_used(&self) -> bool {
-        self.used.swap(false, Ordering::Relaxed) | (self.state.lock().holds > 0)
+        self.was_used.swap(false, Ordering::Relaxed) | (self.state.lock().holds > 0)
     }
 
-    /// Stops giving it new calls. Those in flight continue.
+    /// Stops giving new calls to the session. Calls in flight continue; the session closes after the last
+    /// one.
     pub(super) fn retire(self: &Arc<Self>) {
-        if self.is_clients {
+        if self.is_client_session {
             return;
         }
-        let close = {
+        let must_close = {
             let mut state = self.state.lock();
-            state.retired = true;
-            state.holds == 0 && !std::mem::replace(&mut state.ended, true)
+            state.is_retired = true;
+            state.holds == 0 && !std::mem::replace(&mut state.is_ended, true)
         };
         if let Some(owner) = self.owner() {
             owner.remove(self);
         }
-        if close {
+        if must_close {
             let session = self.clone();
             self.server.work.spawn(async move { session.close_after_successor().await });
         }
     }
 
-    /// Marks the session as lost at the server. Calls answered off-stream fail.
+    /// Marks that the server has ended or forgotten the session. Calls answered off-stream fail.
     pub(super) fn mark_ended(self: &Arc<Self>) {
         let calls: Vec<_> = {
             let mut state = self.state.lock();
-            state.retired = true;
-            state.ended = true;
+            state.is_retired = true;
+            state.is_ended = true;
             state.calls.values().map(|call| call.mailbox.clone()).collect()
         };
-        self.over.cancel();
+        self.stop_reader.cancel();
         self.cancel_unattributed();
-        self.reports.notify_all_changed();
+        self.notifier.notify_all_changed();
         if let Some(owner) = self.owner() {
             owner.listeners().notify_lists_changed(&self.description);
             owner.remove(self);
         }
         for mailbox in calls {
-            mailbox.session_ended();
+            mailbox.mark_session_ended();
         }
     }
 
-    /// Cancels its calls and ends the session, if the server survives that.
+    /// Cancels the calls in flight and ends the session at the server, at most once.
     pub(super) async fn close(self: Arc<Self>) {
-        let (calls, known) = {
+        let (calls, must_end) = {
             let mut state = self.state.lock();
-            state.retired = true;
-            let known = !std::mem::replace(&mut state.ended, true);
-            (std::mem::take(&mut state.calls), known)
+            state.is_retired = true;
+            let must_end = !std::mem::replace(&mut state.is_ended, true);
+            (std::mem::take(&mut state.calls), must_end)
         };
         for call in calls.values() {
             call.mailbox.push(CallMessage::Lost(CallError::Closing));
         }
-        if known {
-            let cancelling = stream::iter(calls.into_keys()).for_each_concurrent(AT_ONCE, |id| {
-                let session = self.clone();
-                async move { session.cancel_on_close(id).await }
-            });
+        if must_end {
+            let cancelling =
+                stream::iter(calls.into_keys()).for_each_concurrent(MAX_CONCURRENT_CANCELS, |id| {
+                    let session = self.clone();
+                    async move { session.cancel_on_close(id).await }
+                });
             // The cancellations, and messages queued before, are sent before the session ends, within a time
             // limit.
-            let _ = tokio::join!(timeout(TURN, cancelling), self.flush());
+            let _ = tokio::join!(timeout(QUEUE_WAIT, cancelling), self.flush());
             self.close_at_server().await;
         }
     }
@@ -487,7 +517,7 @@ impl<W: Transport> UpstreamSession<W> {
             .await;
     }
 
-    /// Waits until the queue has been sent, at most for [`TURN`].
+    /// Waits until the queued messages have been sent or dropped, at most for [`QUEUE_WAIT`].
     async fn flush(&self) {
         if let Some(queue) = self.queue.get() {
             queue.flush().await;
@@ -515,7 +545,7 @@ impl<W: Transport> UpstreamSession<W> {
     }
 
     async fn close_at_server(&self) {
-        self.over.cancel();
+        self.stop_reader.cancel();
         if self.state.lock().is_released {
             return;
         }
@@ -526,32 +556,33 @@ impl<W: Transport> UpstreamSession<W> {
 
     /// Cancels the open requests outside calls at their clients.
     fn cancel_unattributed(&self) {
-        let questions = std::mem::take(&mut self.state.lock().unattributed);
-        questions.iter().for_each(|question| question.cancel("the session with the server ended"));
+        let requests = std::mem::take(&mut self.state.lock().unattributed);
+        requests.iter().for_each(|request| request.cancel("the session with the server ended"));
     }
 
-    /// Sends a message, with retries. A response that cannot be delivered fails its call.
+    /// Sends a message, with retries, and records the outcome. A response that cannot be delivered fails its
+    /// call.
     async fn send_outbound(&self, outbound: OutboundMessage, body: Bytes) {
         if let OutboundMessage::Response { .. } = outbound {
             self.wait_resumed().await;
         }
-        let since = self.server.clock.now();
+        let started = self.server.clock.now();
         let outcome = self.send_with_retries(&outbound, body).await;
         if let (OutboundMessage::Cancel, Ok(())) = (&outbound, &outcome) {
-            metrics::record_cancel(&self.server.route, self.server.clock.now() - since);
+            metrics::record_cancellation(&self.server.route, self.server.clock.now() - started);
         }
         if let Err(lost) = &outcome {
             MessageUndelivered { what: outbound.describe(), error: lost }.emit();
         }
         let OutboundMessage::Response { call, id } = outbound else { return };
-        let asked = self.finish_request(call, &id);
-        if let (Some(mailbox), Err(lost)) = (asked, outcome) {
+        let mailbox = self.finish_request(call, &id);
+        if let (Some(mailbox), Err(lost)) = (mailbox, outcome) {
             mailbox.push(CallMessage::Lost(CallError::ResponseUndelivered(lost.to_string())));
         }
     }
 
     async fn send_with_retries(&self, outbound: &OutboundMessage, body: Bytes) -> Result<(), CallError> {
-        for pause in PAUSES {
+        for pause in RETRY_PAUSES {
             match self.send_once(outbound, body.clone()).await {
                 Err(lost) if lost.is_transient() => {}
                 other => return other,
@@ -584,43 +615,43 @@ impl InFlightCall {
 // === impl SessionHold ===
 
 impl<W: Transport> SessionHold<W> {
-    /// Ends the call. Returns whether it was still in flight: the first caller with `true` reports the
-    /// result.
+    /// Ends the call. Returns whether it was still in flight: only the first caller gets `true`, and reports
+    /// the result.
     pub(super) fn finish(&mut self) -> bool {
         let Some(call) = self.call.take() else { return false };
         self.session.state.lock().calls.remove(&call).is_some()
     }
 
-    /// Abandons the call: the server may still execute it. Messages without a call are not delivered in this
-    /// session from now on, and no further call is sent in it. Returns whether the call was still in flight,
-    /// as [`SessionHold::finish`].
+    /// Abandons the call: the server may still execute it. Messages that name no call are not delivered in
+    /// this session from now on, and the session is retired unless messages can still be attributed. Returns
+    /// whether the call was still in flight.
     pub(super) fn abandon(&mut self) -> bool {
         let Some(call) = self.call.take() else { return false };
         let was_in_flight = {
             let mut state = self.session.state.lock();
             state.calls.remove(&call).map(|in_flight| {
-                let left = match in_flight.may_be_asked {
+                let unfinished = match in_flight.can_receive_input {
                     true => &mut state.abandoned,
                     false => &mut state.unanswered,
                 };
-                left.insert(call);
-                (in_flight.may_be_asked, left.len())
+                unfinished.insert(call);
+                (in_flight.can_receive_input, unfinished.len())
             })
         };
-        let Some((may_be_asked, left)) = was_in_flight else { return false };
-        // If the clients accept no input requests, an abandoned call cannot reach another one. Nor can it
-        // before the server's first request, which retires the session.
-        let is_trusted = !may_be_asked
-            || !self.session.is_askable
+        let Some((can_receive_input, unfinished_count)) = was_in_flight else { return false };
+        // If the clients accept no input requests, requests of an abandoned call cannot reach another call.
+        // The same holds before the server's first request, which retires the session.
+        let is_unambiguous = !can_receive_input
+            || !self.session.accepts_input
             || self.session.server.request_placement.can_share_sessions()
-            || self.session.is_of_one_client();
-        if !(W::IS_COSTLY && is_trusted && left < ABANDONED) {
+            || self.session.has_one_client();
+        if !(W::IS_COSTLY && is_unambiguous && unfinished_count < MAX_ABANDONED) {
             self.session.retire();
         }
         true
     }
 
-    /// Releases the call to another process: it is not cancelled, and the session stays.
+    /// Releases the call to another process: the call is not cancelled, and the session is not ended.
     pub(super) fn release(&mut self) {
         self.session.state.lock().is_released = true;
         self.finish();
@@ -640,12 +671,12 @@ impl<W: Transport> SessionHold<W> {
     /// session if the response to a request arrives while they cancel the request's call; after the
     /// cancellation it is harmless.
     fn send_in_turn(self, outbound: OutboundMessage, body: Bytes) {
-        let mut queued = self.session.enqueue();
+        let mut queue_position = self.session.enqueue();
         let server = self.session.server.clone();
         server.work.spawn(async move {
-            queued.wait_turn().await;
+            queue_position.wait_turn().await;
             self.session.send_outbound(outbound, body).await;
-            drop(queued);
+            drop(queue_position);
         });
     }
 }
@@ -653,12 +684,12 @@ impl<W: Transport> SessionHold<W> {
 impl<W: Transport> Drop for SessionHold<W> {
     fn drop(&mut self) {
         self.finish();
-        let close = {
+        let must_close = {
             let mut state = self.session.state.lock();
             state.holds -= 1;
-            state.retired && state.holds == 0 && !std::mem::replace(&mut state.ended, true)
+            state.is_retired && state.holds == 0 && !std::mem::replace(&mut state.is_ended, true)
         };
-        if close {
+        if must_close {
             let session = self.session.clone();
             self.session.server.work.spawn(async move { session.close_after_successor().await });
         }

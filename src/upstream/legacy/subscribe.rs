@@ -1,5 +1,5 @@
 //! Resource subscriptions: shared by all subscribers of an identity, and made again in another session when
-//! theirs ends.
+//! the session that holds them ends.
 
 use std::{
     collections::HashMap,
@@ -23,24 +23,25 @@ use crate::{
 pub(super) enum SubscribeError {
     /// The server's JSON-RPC error.
     #[error("{}", .0.message())]
+    /// The request could not be completed.
     Refused(ErrorObject),
     #[error(transparent)]
     Lost(#[from] CallError),
 }
 
-/// Subscriptions of one identity.
+/// Resource subscriptions of one identity, by URI.
 pub(super) struct ResourceSubscriptions<W: Transport>(Mutex<HashMap<String, SubscriptionEntry<W>>>);
 
 struct SubscriptionEntry<W: Transport> {
-    /// Number of guards.
-    holders: usize,
-    /// Session in which it was made.
+    /// Number of guards of this subscription.
+    guards: usize,
+    /// Session in which `resources/subscribe` was sent.
     session: Weak<UpstreamSession<W>>,
-    /// Whether the server has accepted it.
-    agreed: bool,
+    /// Whether the server has accepted the subscription.
+    is_accepted: bool,
 }
 
-/// Keeps a subscription; dropping the last guard unsubscribes.
+/// Keeps a resource subscription; dropping the last guard of a resource unsubscribes.
 pub(super) struct SubscriptionGuard<W: Transport> {
     pool: Arc<SessionPool<W>>,
     uri: String,
@@ -59,14 +60,14 @@ impl<W: Transport> ResourceSubscriptions<W> {
         self.0.lock().is_empty()
     }
 
-    /// Subscribes the resources without a session in a new list session.
+    /// Subscribes again, in a new list session, to the resources whose session has ended.
     pub(super) fn resubscribe(&self, pool: &Arc<SessionPool<W>>, session: &Arc<UpstreamSession<W>>) {
         let orphans: Vec<_> = {
-            let mut held = self.0.lock();
-            let orphans = held.iter_mut().filter(|(_, held)| held.session.strong_count() == 0);
+            let mut subscriptions = self.0.lock();
+            let orphans = subscriptions.iter_mut().filter(|(_, entry)| entry.session.strong_count() == 0);
             orphans
-                .map(|(uri, held)| {
-                    held.session = Arc::downgrade(session);
+                .map(|(uri, entry)| {
+                    entry.session = Arc::downgrade(session);
                     uri.clone()
                 })
                 .collect()
@@ -74,30 +75,31 @@ impl<W: Transport> ResourceSubscriptions<W> {
         for uri in orphans {
             let pool = pool.clone();
             pool.server().clone().work.spawn(async move {
-                if let Err(lost) = send_request(&pool, Method::ResourcesSubscribe, &uri).await {
-                    tracing::warn!(error = %lost, "a resource could not be subscribed again");
+                if let Err(error) = send_request(&pool, Method::ResourcesSubscribe, &uri).await {
+                    tracing::warn!(error = %error, "a resource could not be subscribed again");
                 }
             });
         }
     }
 
-    /// Update notifications for the resources subscribed in this session.
-    pub(super) fn updates(&self, session: &Arc<UpstreamSession<W>>) -> Vec<Frame> {
-        let here = Arc::downgrade(session);
-        let held = self.0.lock();
-        let held = held.iter().filter(|(_, held)| held.session.ptr_eq(&here));
-        held.map(|(uri, _)| message::resource_updated(uri)).collect()
+    /// Returns update notifications for the resources subscribed in this session, after a gap in its
+    /// messages.
+    pub(super) fn update_notifications(&self, session: &Arc<UpstreamSession<W>>) -> Vec<Frame> {
+        let target = Arc::downgrade(session);
+        let subscriptions = self.0.lock();
+        let subscribed_here = subscriptions.iter().filter(|(_, entry)| entry.session.ptr_eq(&target));
+        subscribed_here.map(|(uri, _)| message::resource_updated(uri)).collect()
     }
 
     /// Moves the subscriptions of a session that takes no more calls to another.
     pub(super) fn move_from(&self, pool: &Arc<SessionPool<W>>, session: &Arc<UpstreamSession<W>>) {
-        let gone = Arc::downgrade(session);
-        let mut any = false;
-        for held in self.0.lock().values_mut().filter(|held| held.session.ptr_eq(&gone)) {
-            held.session = Weak::new();
-            any = true;
+        let old_session = Arc::downgrade(session);
+        let mut has_moved = false;
+        for entry in self.0.lock().values_mut().filter(|held| held.session.ptr_eq(&old_session)) {
+            entry.session = Weak::new();
+            has_moved = true;
         }
-        if any && !pool.server().work.is_closing() {
+        if has_moved && !pool.server().work.is_closing() {
             let pool = pool.clone();
             pool.server().clone().work.spawn(async move {
                 if let Ok(session) = pool.list_session().await {
@@ -118,19 +120,20 @@ pub(super) async fn subscribe<W: Transport>(
 ) -> Result<SubscriptionGuard<W>, SubscribeError> {
     let session = pool.list_session().await?;
     let guard = SubscriptionGuard { pool, uri: uri.to_owned() };
-    let agreed = {
-        let mut held = guard.pool.subscriptions.0.lock();
-        let fresh = || SubscriptionEntry { holders: 0, session: Arc::downgrade(&session), agreed: false };
-        let held = held.entry(guard.uri.clone()).or_insert_with(fresh);
-        held.holders += 1;
-        held.agreed
+    let is_accepted = {
+        let mut subscriptions = guard.pool.subscriptions.0.lock();
+        let new_entry =
+            || SubscriptionEntry { guards: 0, session: Arc::downgrade(&session), is_accepted: false };
+        let entry = subscriptions.entry(guard.uri.clone()).or_insert_with(new_entry);
+        entry.guards += 1;
+        entry.is_accepted
     };
-    if !agreed {
+    if !is_accepted {
         // Another caller may request the same now; a second request is harmless. The guard removes the entry
         // if the request fails or is dropped.
         send_request(&guard.pool, Method::ResourcesSubscribe, uri).await?;
-        if let Some(held) = guard.pool.subscriptions.0.lock().get_mut(uri) {
-            held.agreed = true;
+        if let Some(entry) = guard.pool.subscriptions.0.lock().get_mut(uri) {
+            entry.is_accepted = true;
         }
     }
     Ok(guard)
@@ -145,7 +148,7 @@ async fn send_request<W: Transport>(
     let id = pool.server().next_id();
     let request = CallRequest {
         id,
-        body: message::about_resource(id, method.as_str(), uri),
+        body: message::resource_request(id, method.as_str(), uri),
         method,
         headers: ExtraHeaders::default(),
         deferral: None,
@@ -155,10 +158,10 @@ async fn send_request<W: Transport>(
     while let Some(event) = replies.next().await {
         match event {
             UpstreamEvent::Final(response) => {
-                let refused = ErrorObject::of(response.frame());
+                let refused = ErrorObject::from_message(response.frame());
                 return refused.map_or(Ok(()), |error| Err(SubscribeError::Refused(error)));
             }
-            UpstreamEvent::Lost(lost) => return Err(lost.into()),
+            UpstreamEvent::Lost(error) => return Err(error.into()),
             UpstreamEvent::Notification(_)
             | UpstreamEvent::ServerRequest(_)
             | UpstreamEvent::RequestCancelled { .. } => {}
@@ -173,8 +176,8 @@ async fn send_request<W: Transport>(
 // === impl CallError ===
 
 impl From<SubscribeError> for CallError {
-    fn from(why: SubscribeError) -> Self {
-        match why {
+    fn from(error: SubscribeError) -> Self {
+        match error {
             SubscribeError::Refused(error) => Self::Invalid(error.message()),
             SubscribeError::Lost(lost) => lost,
         }
@@ -185,20 +188,20 @@ impl From<SubscribeError> for CallError {
 
 impl<W: Transport> Drop for SubscriptionGuard<W> {
     fn drop(&mut self) {
-        let let_go = {
-            let mut held = self.pool.subscriptions.0.lock();
-            let Some(entry) = held.get_mut(&self.uri) else { return };
-            entry.holders -= 1;
-            if entry.holders > 0 {
+        let must_unsubscribe = {
+            let mut subscriptions = self.pool.subscriptions.0.lock();
+            let Some(entry) = subscriptions.get_mut(&self.uri) else { return };
+            entry.guards -= 1;
+            if entry.guards > 0 {
                 return;
             }
-            held.remove(&self.uri).is_some_and(|held| held.agreed)
+            subscriptions.remove(&self.uri).is_some_and(|entry| entry.is_accepted)
         };
-        if let_go && !self.pool.server().work.is_closing() {
+        if must_unsubscribe && !self.pool.server().work.is_closing() {
             let (pool, uri) = (self.pool.clone(), std::mem::take(&mut self.uri));
             self.pool.server().clone().work.spawn(async move {
-                if let Err(lost) = send_request(&pool, Method::ResourcesUnsubscribe, &uri).await {
-                    tracing::debug!(error = %lost, "a resource could not be unsubscribed");
+                if let Err(error) = send_request(&pool, Method::ResourcesUnsubscribe, &uri).await {
+                    tracing::debug!(error = %error, "a resource could not be unsubscribed");
                 }
             });
         }

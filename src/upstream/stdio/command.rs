@@ -11,30 +11,33 @@ use std::{
     time::Duration,
 };
 
-/// Command of a server, and how its processes are started and shared.
+/// Command of a stdio server, and how its processes are started and shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerCommand {
-    /// Program and arguments; at least one word.
+    /// Program and its arguments; at least one word.
     pub words: Vec<String>,
-    /// Variables added to the inherited ones, or replacing them.
+    /// Environment variables added to the inherited ones, or replacing them.
     pub env: EnvVariables,
+    /// Which variables of the proxy the processes inherit.
     pub inherit: EnvInheritance,
-    /// Working directory; else the proxy's.
+    /// Working directory of the processes; `None` for the proxy's.
     pub folder: Option<PathBuf>,
+    /// When the first process is started.
     pub start: StartMode,
-    /// Time limit of the answer to `initialize`. Default 60 s, because a first start may install
+    /// Time limit of the response to `initialize`. Default 60 s, because a first start may install
     /// dependencies.
     pub start_timeout: Duration,
+    /// How callers share processes, and how many there may be.
     pub instances: ProcessSharing,
     /// Time after which an unused process is ended, checked once a minute; `None` for never. Default 30 min.
-    /// A second process for callers that declare the same is kept for five minutes at most.
+    /// A second process for the same capabilities is kept for five minutes at most.
     pub idle: Option<Duration>,
-    /// Whether errors of a failed start include the last line on standard error. It may hold secrets: only if
-    /// all callers are on this machine.
+    /// Whether errors of a failed start include the last line on standard error. The line may hold secrets,
+    /// so this is set only if all callers are on this machine.
     pub reveals_stderr: bool,
-    /// Names of variables that hold secrets of the proxy: no process inherits them.
-    pub withheld: Arc<[String]>,
-    /// Supervisor program, if it is not this program but a test's.
+    /// Names of environment variables that hold secrets of the proxy: no process inherits them.
+    pub secret_variables: Arc<[String]>,
+    /// Program of the supervisor; `None` for this program. Tests set another.
     pub supervisor: Option<PathBuf>,
 }
 
@@ -45,11 +48,12 @@ pub struct EnvVariables(pub Vec<(String, String)>);
 /// Part of the proxy's environment that a process inherits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EnvInheritance {
+    /// All variables except the proxy's own and those that hold its secrets.
     All,
-    /// Variables that the SDKs' clients pass on ([`SAFE`]).
+    /// Variables that the SDKs' clients pass on ([`SAFE_VARIABLES`]).
     #[default]
     Safe,
-    /// The safe variables and these.
+    /// The safe variables and those with these names.
     Also(Vec<String>),
 }
 
@@ -63,10 +67,10 @@ pub enum StartMode {
     Eager,
 }
 
-/// Sharing of processes.
+/// How callers share the processes of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessSharing {
-    /// One process for all callers that declare the same; at most this many processes.
+    /// One process for all callers with the same capabilities; at most this many processes.
     Shared(usize),
     /// One process for each caller.
     PerCaller,
@@ -86,23 +90,23 @@ pub enum CommandNotFound {
 }
 
 /// Variables that the SDKs' clients pass on to the servers they start, on Unix.
-pub const SAFE: [&str; 6] = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"];
+pub const SAFE_VARIABLES: [&str; 6] = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"];
 
 /// Default limit of processes of one server. Each costs as much as the server does.
-pub const INSTANCES: usize = 4;
-/// Limit of processes of one server if each caller has its own.
-pub const PER_CALLER: usize = 64;
+pub const DEFAULT_MAX_PROCESSES: usize = 4;
+/// Limit of processes of one server if each caller has its own process.
+pub const MAX_PROCESSES_PER_CALLER: usize = 64;
 /// Default time after which an unused process is ended.
-const IDLE: Duration = Duration::from_secs(30 * 60);
+const DEFAULT_IDLE: Duration = Duration::from_secs(30 * 60);
 /// Prefix of the proxy's own variables, which no process inherits, because they may hold secrets.
-pub const OWN: &str = "DEFERRAL_";
+pub const OWN_PREFIX: &str = "DEFERRAL_";
 /// Default time limit of a start.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
+const DEFAULT_START_TIMEOUT: Duration = Duration::from_secs(60);
 
 // === impl ServerCommand ===
 
 impl ServerCommand {
-    /// Creates a command with the defaults.
+    /// Creates a command of these words with default settings.
     pub fn new(words: Vec<String>) -> Self {
         Self {
             words,
@@ -110,25 +114,25 @@ impl ServerCommand {
             inherit: EnvInheritance::default(),
             folder: None,
             start: StartMode::default(),
-            start_timeout: START_TIMEOUT,
-            instances: ProcessSharing::Shared(INSTANCES),
-            idle: Some(IDLE),
+            start_timeout: DEFAULT_START_TIMEOUT,
+            instances: ProcessSharing::Shared(DEFAULT_MAX_PROCESSES),
+            idle: Some(DEFAULT_IDLE),
             reveals_stderr: false,
-            withheld: Arc::default(),
+            secret_variables: Arc::default(),
             supervisor: None,
         }
     }
 
-    /// First word. The others may hold secrets.
+    /// First word, the program. The other words may hold secrets.
     pub fn program(&self) -> &str {
         self.words.first().map_or("", String::as_str)
     }
 
-    /// Finds the program. It may be gone when it is started.
+    /// Finds the file of the program. The file may disappear before it is started.
     ///
     /// # Errors
     /// [`CommandNotFound`] names what is missing and where.
-    pub fn find(&self) -> Result<PathBuf, CommandNotFound> {
+    pub fn find_program(&self) -> Result<PathBuf, CommandNotFound> {
         let folder = self.folder.as_deref().unwrap_or_else(|| Path::new(""));
         if self.folder.is_some() && !folder.is_dir() {
             return Err(CommandNotFound::NoFolder(folder.to_owned()));
@@ -144,32 +148,35 @@ impl ServerCommand {
         }
         let path = self.environment().into_iter().find(|(name, _)| name == "PATH");
         let path = path.map_or_else(OsString::new, |(_, path)| path);
-        let found = env::split_paths(&path).map(|place| folder.join(place).join(program));
+        let candidates =
+            env::split_paths(&path).map(|folder_in_path| folder.join(folder_in_path).join(program));
         let not_found = || CommandNotFound::InPath {
             program: program.to_owned(),
             path: path.to_string_lossy().into_owned(),
         };
-        found.into_iter().find(|path| is_executable(path)).ok_or_else(not_found)
+        candidates.into_iter().find(|path| is_executable(path)).ok_or_else(not_found)
     }
 
-    /// Supervisor program.
+    /// Path of the supervisor program.
     pub fn supervisor(&self) -> PathBuf {
         match &self.supervisor {
             Some(program) => program.clone(),
-            // Valid even after the file on the disk was replaced.
+            // Valid even after the file on disk was replaced.
             None if cfg!(target_os = "linux") => PathBuf::from("/proc/self/exe"),
             None => env::current_exe().unwrap_or_else(|_| PathBuf::from(env!("CARGO_PKG_NAME"))),
         }
     }
 
-    /// All variables that a process gets.
+    /// Environment variables of a process: the inherited and the configured ones.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
-        let is_written = |name: &OsStr| self.env.0.iter().any(|(written, _)| name == written.as_str());
+        let is_configured =
+            |name: &OsStr| self.env.0.iter().any(|(configured, _)| name == configured.as_str());
         let is_inherited = |name: &OsStr| match &self.inherit {
             EnvInheritance::All => true,
-            EnvInheritance::Safe => SAFE.iter().any(|safe| name == *safe),
+            EnvInheritance::Safe => SAFE_VARIABLES.iter().any(|safe| name == *safe),
             EnvInheritance::Also(names) => {
-                SAFE.iter().any(|safe| name == *safe) || names.iter().any(|also| name == also.as_str())
+                SAFE_VARIABLES.iter().any(|safe| name == *safe)
+                    || names.iter().any(|also| name == also.as_str())
             }
         };
         // A value with this prefix is a shell function, and a risk (as in the SDKs).
@@ -177,14 +184,14 @@ impl ServerCommand {
             |value: &OsStr| self.inherit != EnvInheritance::All && value.as_bytes().starts_with(b"()");
         let is_withheld = |name: &OsStr| {
             name == notify::SOCKET
-                || name.as_bytes().starts_with(OWN.as_bytes())
-                || self.withheld.iter().any(|withheld| name == withheld.as_str())
+                || name.as_bytes().starts_with(OWN_PREFIX.as_bytes())
+                || self.secret_variables.iter().any(|secret| name == secret.as_str())
         };
         let inherited = env::vars_os()
-            .filter(|(name, value)| is_inherited(name) && !is_written(name) && !is_function(value))
+            .filter(|(name, value)| is_inherited(name) && !is_configured(name) && !is_function(value))
             .filter(|(name, _)| !is_withheld(name));
-        let written = self.env.0.iter().map(|(name, value)| (name.into(), value.into()));
-        inherited.chain(written).collect()
+        let configured = self.env.0.iter().map(|(name, value)| (name.into(), value.into()));
+        inherited.chain(configured).collect()
     }
 }
 
@@ -203,7 +210,7 @@ impl fmt::Debug for EnvVariables {
 }
 
 fn is_executable(path: &Path) -> bool {
-    path.metadata().is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
+    path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
 
 #[cfg(test)]
@@ -216,45 +223,46 @@ mod tests {
 
     #[test]
     fn a_command_is_found_where_it_would_be_started() {
-        assert!(command(&["sh", "-c", "x"]).find().is_ok_and(|path| path.ends_with("sh")));
-        let missing = command(&["no-such-program-anywhere"]).find().expect_err("missing").to_string();
+        assert!(command(&["sh", "-c", "x"]).find_program().is_ok_and(|path| path.ends_with("sh")));
+        let missing = command(&["no-such-program-anywhere"]).find_program().expect_err("missing").to_string();
         let path = env::var("PATH").expect("there is one");
         assert!(missing.contains("`no-such-program-anywhere`") && missing.contains(&path), "{missing}");
 
         let folder = tempfile::tempdir().expect("a folder");
         let mut here = ServerCommand { folder: Some(folder.path().to_owned()), ..command(&["./server"]) };
-        assert_eq!(here.find(), Err(CommandNotFound::NoFile(folder.path().join("./server"))));
+        assert_eq!(here.find_program(), Err(CommandNotFound::NoFile(folder.path().join("./server"))));
         std::fs::write(folder.path().join("server"), "").expect("it can be written");
-        assert_eq!(here.find(), Err(CommandNotFound::NotExecutable(folder.path().join("./server"))));
+        assert_eq!(here.find_program(), Err(CommandNotFound::NotExecutable(folder.path().join("./server"))));
         let all = PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(folder.path().join("server"), all).expect("it is ours");
-        assert_eq!(here.find(), Ok(folder.path().join("./server")));
+        assert_eq!(here.find_program(), Ok(folder.path().join("./server")));
 
         here.words = vec!["server".to_owned()];
         here.env =
             EnvVariables(vec![("PATH".to_owned(), folder.path().to_str().expect("a plain path").to_owned())]);
-        assert!(here.find().is_ok());
+        assert!(here.find_program().is_ok());
         here.folder = Some(folder.path().join("none"));
-        assert_eq!(here.find(), Err(CommandNotFound::NoFolder(folder.path().join("none"))));
+        assert_eq!(here.find_program(), Err(CommandNotFound::NoFolder(folder.path().join("none"))));
     }
 
     #[test]
     fn a_process_gets_the_safe_the_named_and_the_configured_variables() {
         let given = |inherit, env: &[(&str, &str)]| {
             let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-            ServerCommand { inherit, env, withheld: [].into(), ..command(&["x"]) }.environment()
+            ServerCommand { inherit, env, secret_variables: [].into(), ..command(&["x"]) }.environment()
         };
         let names = |given: &[(OsString, OsString)]| -> Vec<String> {
             given.iter().map(|(name, _)| name.to_string_lossy().into_owned()).collect()
         };
         let safe = names(&given(EnvInheritance::Safe, &[]));
-        assert!(safe.iter().all(|name| SAFE.contains(&name.as_str())), "{safe:?}");
+        assert!(safe.iter().all(|name| SAFE_VARIABLES.contains(&name.as_str())), "{safe:?}");
         assert!(safe.contains(&"PATH".to_owned()));
         // Cargo sets this for every test.
         let also = names(&given(EnvInheritance::Also(vec!["CARGO_MANIFEST_DIR".to_owned()]), &[]));
         assert_eq!(also.len(), safe.len() + 1);
         let all = given(EnvInheritance::All, &[("PATH", "/mine"), ("NEW", "1")]);
-        let own = env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(OWN.as_bytes())).count();
+        let own =
+            env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(OWN_PREFIX.as_bytes())).count();
         assert_eq!(all.len(), env::vars_os().count() - own + 1);
         assert!(all.contains(&("PATH".into(), "/mine".into())) && all.contains(&("NEW".into(), "1".into())));
     }
@@ -267,7 +275,12 @@ mod tests {
             let has = |withheld: &[&str], env: &[(&str, &str)]| {
                 let withheld = withheld.iter().map(|name| (*name).to_owned()).collect();
                 let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-                let command = ServerCommand { inherit: inherit.clone(), env, withheld, ..command(&["x"]) };
+                let command = ServerCommand {
+                    inherit: inherit.clone(),
+                    env,
+                    secret_variables: withheld,
+                    ..command(&["x"])
+                };
                 command.environment().into_iter().any(|(name, _)| name == secret)
             };
             assert!(has(&[], &[]));

@@ -20,30 +20,32 @@ use crate::{
     },
 };
 
-/// Remembers that a server supports only 2026-07-28, so that it is not started in vain.
+/// Remembers that a server supports only 2026-07-28, so that the server is not started again in vain.
 #[derive(Debug, Default)]
 pub(super) struct ModernOnlyCache(Mutex<Option<(Instant, CallError)>>);
 
-/// Time for which that is remembered. The server may have been replaced meanwhile.
-const REMEMBERED: Duration = Duration::from_secs(5 * 60);
+/// Time for which the rejection is remembered. The server may have been replaced meanwhile.
+const VERDICT_LIFETIME: Duration = Duration::from_secs(5 * 60);
 /// Time limit of the probe after a rejected `initialize`.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Id of the probe.
-const PROBE: &str = r#""deferral/probe""#;
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+/// JSON-RPC id of the probe.
+const PROBE_ID: &str = r#""deferral/probe""#;
 
 // === impl ModernOnlyCache ===
 
 impl ModernOnlyCache {
+    /// Returns the remembered rejection, if it is recent.
+    ///
     /// # Errors
-    /// [`CallError::ModernOnly`], if that is remembered.
+    /// [`CallError::ModernOnly`]
     pub(super) fn check(&self, now: Instant) -> Result<(), CallError> {
         match &*self.0.lock() {
-            Some((since, verdict)) if now.duration_since(*since) < REMEMBERED => Err(verdict.clone()),
+            Some((since, error)) if now.duration_since(*since) < VERDICT_LIFETIME => Err(error.clone()),
             Some(_) | None => Ok(()),
         }
     }
 
-    /// Stores the error of a failed start, if it is [`CallError::ModernOnly`].
+    /// Stores the error of a failed start, if the error is [`CallError::ModernOnly`].
     pub(super) fn remember(&self, now: Instant, error: &CallError) {
         if let CallError::ModernOnly(_) = error {
             *self.0.lock() = Some((now, error.clone()));
@@ -51,8 +53,8 @@ impl ModernOnlyCache {
     }
 }
 
-/// Sends `initialize`, again for each offered revision, and reads up to the response. Messages before it do
-/// not concern the handshake.
+/// Sends `initialize`, repeatedly with other revisions while the server rejects the offered one, and reads up
+/// to the response. Messages before the response do not concern the handshake.
 pub(super) async fn initialize(
     child: &ChildProcess,
     output: &mut OutputReader,
@@ -62,13 +64,14 @@ pub(super) async fn initialize(
     loop {
         let Some(frame) = next_message(output).await else {
             let _ = timeout(STATUS, child.state().wait_ended()).await;
-            let how = child.state().end_reason();
-            let why = format!("its process did not answer `initialize`, and is not there any more: {how}");
-            return Err(CallError::Unreachable(why));
+            let end_reason = child.state().end_reason();
+            let reason =
+                format!("its process did not answer `initialize`, and is not there any more: {end_reason}");
+            return Err(CallError::Unreachable(reason));
         };
         match request.read_reply(&frame) {
             Ok(InitializeReply::Description(description)) => return Ok(description),
-            // A process that exits with its rejection is detected above, and the next one is offered this
+            // A process that exits with its rejection is detected above, and the next process is offered this
             // revision first.
             Ok(InitializeReply::Refused) => {
                 let _ = child.write(request.body());
@@ -76,19 +79,20 @@ pub(super) async fn initialize(
             Ok(InitializeReply::Other) => {}
             Err(refused @ CallError::ModernOnly(_)) => return Err(refused),
             Err(refused) => {
-                let verdict = timeout(PATIENCE, probe(child, output)).await;
+                let verdict = timeout(PROBE_TIMEOUT, probe(child, output)).await;
                 return Err(verdict.ok().flatten().unwrap_or(refused));
             }
         }
     }
 }
 
-/// Probes the revisions of a server that rejected `initialize`; `None` if it supports others than 2026-07-28.
+/// Sends `server/discover` to a server that rejected `initialize`. Returns the error if the server supports
+/// only 2026-07-28; `None` if it supports other revisions or does not answer.
 async fn probe(child: &ChildProcess, output: &mut OutputReader) -> Option<CallError> {
-    child.write(discover()).ok()?;
+    child.write(discover_request()).ok()?;
     loop {
         match next_message(output).await?.kind() {
-            Kind::Success { id, result } if is_probe(id) => {
+            Kind::Success { id, result } if is_probe_id(id) => {
                 return modern_only_versions(&result.get("supportedVersions")?);
             }
             Kind::Failure { error, .. } => return modern_only_error(error),
@@ -97,6 +101,7 @@ async fn probe(child: &ChildProcess, output: &mut OutputReader) -> Option<CallEr
     }
 }
 
+/// Next message of the process; `None` at the end of its output.
 async fn next_message(output: &mut OutputReader) -> Option<Frame> {
     loop {
         if let SessionEvent::Message(frame) = output.next().await? {
@@ -105,15 +110,15 @@ async fn next_message(output: &mut OutputReader) -> Option<Frame> {
     }
 }
 
-/// Whether a response answers the probe. Some servers write a slash as `\/`.
-fn is_probe(id: &RequestId) -> bool {
-    RequestId::from_token(Bytes::from_static(PROBE.as_bytes())).is_some_and(|probe| *id == probe)
+/// Whether a response has the id of the probe. Some servers write a slash as `\/`.
+fn is_probe_id(id: &RequestId) -> bool {
+    RequestId::from_token(Bytes::from_static(PROBE_ID.as_bytes())).is_some_and(|probe| *id == probe)
 }
 
-/// `server/discover` (2026-07-28, *Discovery*).
-fn discover() -> Bytes {
+/// Request `server/discover` (2026-07-28, *Discovery*).
+fn discover_request() -> Bytes {
     format!(
-        r#"{{"jsonrpc":"2.0","id":{PROBE},"method":"server/discover","params":{{"_meta":{{"{}":"{}","{}":{{"name":"deferral","version":"{}"}},"{}":{{}}}}}}}}"#,
+        r#"{{"jsonrpc":"2.0","id":{PROBE_ID},"method":"server/discover","params":{{"_meta":{{"{}":"{}","{}":{{"name":"deferral","version":"{}"}},"{}":{{}}}}}}}}"#,
         meta::PROTOCOL_VERSION,
         Revision::V2026_07_28,
         meta::CLIENT_INFO,

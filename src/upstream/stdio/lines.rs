@@ -7,39 +7,39 @@ use bytes::Bytes;
 
 use crate::protocol::RequestId;
 
-/// Splits a stream into lines. Stores at most one line, and almost nothing of a line above the limit.
+/// Splits a byte stream into lines. Stores at most one line, and almost nothing of a line above the limit.
 #[derive(Default)]
 pub struct OutputLines {
-    /// Start of an incomplete line.
-    begun: Vec<u8>,
+    /// Start of a line that is incomplete.
+    partial: Vec<u8>,
     /// Scanner of a line above the limit.
     outline: Option<ResponseOutline>,
 }
 
-/// A line of output.
+/// A line of a process's standard output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutputLine {
-    /// Never blank, without its line end, in an allocation of its own.
+    /// A complete line, never blank, without its line end, in an allocation of its own.
     Whole(Bytes),
-    /// Above the limit. `answers` is the call that it answers, if known.
+    /// A line above the limit. `answers` is the id of the call that the line answers, if known.
     TooLong { answers: Option<u64> },
 }
 
-/// Scans the members of an object that identify the call it answers, in pieces.
+/// Incremental scanner of a JSON object, for the members that identify the call that the object answers.
 ///
-/// Does not validate the JSON: what it cannot parse counts as nothing.
+/// Does not validate the JSON: parts that it cannot parse are ignored.
 #[derive(Debug, Default)]
 struct ResponseOutline {
     depth: u32,
-    text: StringState,
+    string_state: StringState,
     /// Whether the next string is a key of the object itself.
-    before_key: bool,
+    expects_key: bool,
     key: ShortToken,
     /// Member whose value is being read, if it is tracked.
-    reading: Option<TrackedMember>,
+    tracked: Option<TrackedMember>,
     id: ShortToken,
     version: ShortToken,
-    /// Whether there is a `method`: the id is the sender's then.
+    /// Whether there is a `method`: then the id is the sender's own.
     is_request: bool,
     /// Whether there is a `result` or an `error`.
     has_outcome: bool,
@@ -65,44 +65,45 @@ enum StringState {
     },
 }
 
-/// Start of a short token.
+/// A token, of which only the start is stored if it is long.
 #[derive(Debug, Default)]
 struct ShortToken {
     bytes: Vec<u8>,
+    /// Whether the token is longer than the stored bytes.
     is_longer: bool,
 }
 
-/// Limit of a token, in bytes: the proxy's ids are numbers of at most 20 digits.
-const TOKEN: usize = 24;
+/// Limit of a token's stored bytes: the proxy's ids are numbers of at most 20 digits.
+const MAX_TOKEN_BYTES: usize = 24;
 
 // === impl OutputLines ===
 
 impl OutputLines {
-    /// Takes the next complete line from `input`, and advances it. `None` means that all of it was read.
-    /// `limit` is the limit of a line, in bytes.
+    /// Takes the next complete line from `input`, and advances `input`. `None` means that all of `input` was
+    /// consumed. `limit` is the limit of a line, in bytes.
     pub fn next(&mut self, input: &mut &[u8], limit: usize) -> Option<OutputLine> {
         while !input.is_empty() {
-            let (piece, rest, has_ended) = match memchr::memchr(b'\n', input) {
+            let (piece, remaining, has_ended) = match memchr::memchr(b'\n', input) {
                 Some(end) => (&input[..end], &input[end + 1..], true),
                 None => (*input, &input[input.len()..], false),
             };
-            *input = rest;
-            if let Some(line) = self.take(piece, has_ended, limit) {
+            *input = remaining;
+            if let Some(line) = self.append(piece, has_ended, limit) {
                 return Some(line);
             }
         }
         None
     }
 
-    /// Whether a line is incomplete.
-    pub fn is_within(&self) -> bool {
-        self.outline.is_some() || !self.begun.trim_ascii().is_empty()
+    /// Whether the start of an incomplete line has been read.
+    pub fn has_partial_line(&self) -> bool {
+        self.outline.is_some() || !self.partial.trim_ascii().is_empty()
     }
 
-    fn take(&mut self, piece: &[u8], has_ended: bool, limit: usize) -> Option<OutputLine> {
-        if self.outline.is_none() && self.begun.len() + piece.len() > limit {
+    fn append(&mut self, piece: &[u8], has_ended: bool, limit: usize) -> Option<OutputLine> {
+        if self.outline.is_none() && self.partial.len() + piece.len() > limit {
             let mut outline = ResponseOutline::default();
-            outline.feed(&std::mem::take(&mut self.begun));
+            outline.feed(&std::mem::take(&mut self.partial));
             self.outline = Some(outline);
         }
         if let Some(outline) = &mut self.outline {
@@ -110,134 +111,134 @@ impl OutputLines {
             if !has_ended {
                 return None;
             }
-            let answers = outline.answers();
+            let call = outline.answered_call();
             self.outline = None;
-            return Some(OutputLine::TooLong { answers });
+            return Some(OutputLine::TooLong { answers: call });
         }
         if !has_ended {
-            self.begun.extend_from_slice(piece);
+            self.partial.extend_from_slice(piece);
             return None;
         }
         // A line is usually complete in what was read: copy it once, to its own size.
-        if self.begun.is_empty() {
+        if self.partial.is_empty() {
             let line = piece.trim_ascii();
             return (!line.is_empty()).then(|| OutputLine::Whole(Bytes::copy_from_slice(line)));
         }
-        let mut line = std::mem::take(&mut self.begun);
+        let mut line = std::mem::take(&mut self.partial);
         line.extend_from_slice(piece);
         line.truncate(line.trim_ascii_end().len());
         // Leading white space would be kept with the line.
         let line = match line.trim_ascii_start() {
-            text if text.len() < line.len() => Bytes::copy_from_slice(text),
+            trimmed if trimmed.len() < line.len() => Bytes::copy_from_slice(trimmed),
             _ => Bytes::from(line.into_boxed_slice()),
         };
         (!line.is_empty()).then_some(OutputLine::Whole(line))
     }
 }
 
-/// Call that an invalid message answers, if known. Other output of a program may have an `id` too: an answer
-/// has a `result` or an `error`.
+/// Id of the proxy's call that an invalid message answers, if known. Other output of a program may have an
+/// `id` too, so the line must have a `result` or an `error` as well.
 pub fn answered_call(line: &[u8]) -> Option<u64> {
     let mut outline = ResponseOutline::default();
     if line.first() == Some(&b'{') {
         outline.feed(line);
     }
-    outline.answers().filter(|_| outline.has_outcome)
+    outline.answered_call().filter(|_| outline.has_outcome)
 }
 
 // === impl ResponseOutline ===
 
 impl ResponseOutline {
     fn feed(&mut self, piece: &[u8]) {
-        let mut at = 0;
-        while at < piece.len() {
+        let mut index = 0;
+        while index < piece.len() {
             // Skip long strings, most of such a line.
-            if self.text == StringState::Value && self.reading.is_none() {
-                match memchr::memchr2(b'"', b'\\', &piece[at..]) {
-                    Some(step) => at += step,
+            if self.string_state == StringState::Value && self.tracked.is_none() {
+                match memchr::memchr2(b'"', b'\\', &piece[index..]) {
+                    Some(step) => index += step,
                     None => return,
                 }
             }
-            self.step(piece[at]);
-            at += 1;
+            self.scan_byte(piece[index]);
+            index += 1;
         }
     }
 
-    fn step(&mut self, byte: u8) {
-        match (self.text, byte) {
+    fn scan_byte(&mut self, byte: u8) {
+        match (self.string_state, byte) {
             (StringState::Escape { is_key: true }, _) => {
                 // No tracked key needs an escape.
                 self.key.is_longer = true;
-                self.text = StringState::Key;
+                self.string_state = StringState::Key;
             }
-            (StringState::Escape { is_key: false }, _) => self.text = StringState::Value,
-            (StringState::Key, b'\\') => self.text = StringState::Escape { is_key: true },
-            (StringState::Value, b'\\') => self.text = StringState::Escape { is_key: false },
+            (StringState::Escape { is_key: false }, _) => self.string_state = StringState::Value,
+            (StringState::Key, b'\\') => self.string_state = StringState::Escape { is_key: true },
+            (StringState::Value, b'\\') => self.string_state = StringState::Escape { is_key: false },
             (StringState::Key, b'"') => {
-                self.text = StringState::Outside;
-                self.reading = match () {
-                    () if self.key.is(b"id") => Some(TrackedMember::Id),
-                    () if self.key.is(b"jsonrpc") => Some(TrackedMember::Version),
+                self.string_state = StringState::Outside;
+                self.tracked = match () {
+                    () if self.key.equals(b"id") => Some(TrackedMember::Id),
+                    () if self.key.equals(b"jsonrpc") => Some(TrackedMember::Version),
                     () => None,
                 };
-                self.is_request |= self.key.is(b"method");
-                self.has_outcome |= self.key.is(b"result") || self.key.is(b"error");
-                if let Some(value) = self.tracked_value() {
+                self.is_request |= self.key.equals(b"method");
+                self.has_outcome |= self.key.equals(b"result") || self.key.equals(b"error");
+                if let Some(value) = self.tracked_token() {
                     *value = ShortToken::default();
                 }
             }
             (StringState::Key, _) => self.key.push(byte),
             (StringState::Value, b'"') => {
-                self.text = StringState::Outside;
+                self.string_state = StringState::Outside;
                 self.push_value(byte);
             }
             (StringState::Value, _) => self.push_value(byte),
-            (StringState::Outside, b'"') if self.before_key => {
-                self.before_key = false;
+            (StringState::Outside, b'"') if self.expects_key => {
+                self.expects_key = false;
                 self.key = ShortToken::default();
-                self.text = StringState::Key;
+                self.string_state = StringState::Key;
             }
             (StringState::Outside, b'"') => {
-                self.text = StringState::Value;
+                self.string_state = StringState::Value;
                 self.push_value(byte);
             }
             (StringState::Outside, b'{' | b'[') => {
                 self.push_value(byte);
                 self.depth += 1;
-                self.before_key = self.depth == 1 && byte == b'{';
+                self.expects_key = self.depth == 1 && byte == b'{';
             }
             (StringState::Outside, b'}' | b']') => {
                 if self.depth <= 1 {
-                    self.reading = None;
+                    self.tracked = None;
                 }
                 self.depth = self.depth.saturating_sub(1);
             }
             (StringState::Outside, b',') if self.depth == 1 => {
-                self.reading = None;
-                self.before_key = true;
+                self.tracked = None;
+                self.expects_key = true;
             }
             (StringState::Outside, b':' | b' ' | b'\t' | b'\r') => {}
             (StringState::Outside, _) => self.push_value(byte),
         }
     }
 
-    /// Tracked value that is being read.
-    fn tracked_value(&mut self) -> Option<&mut ShortToken> {
-        Some(match self.reading? {
+    /// Token of the tracked member whose value is being read; `None` if the value is not tracked.
+    fn tracked_token(&mut self) -> Option<&mut ShortToken> {
+        Some(match self.tracked? {
             TrackedMember::Id => &mut self.id,
             TrackedMember::Version => &mut self.version,
         })
     }
 
     fn push_value(&mut self, byte: u8) {
-        if let Some(value) = self.tracked_value() {
+        if let Some(value) = self.tracked_token() {
             value.push(byte);
         }
     }
 
-    /// Call of the proxy that the object answers. An object without JSON-RPC 2.0 answers none.
-    fn answers(&self) -> Option<u64> {
-        if self.is_request || self.id.is_longer || !self.version.is(br#""2.0""#) {
+    /// Id of the proxy's call that the object answers; `None` for a request, or without `"jsonrpc":"2.0"`.
+    fn answered_call(&self) -> Option<u64> {
+        if self.is_request || self.id.is_longer || !self.version.equals(br#""2.0""#) {
             return None;
         }
         RequestId::from_token(Bytes::copy_from_slice(&self.id.bytes))?.echoed_number()
@@ -248,13 +249,13 @@ impl ResponseOutline {
 
 impl ShortToken {
     fn push(&mut self, byte: u8) {
-        match self.bytes.len() < TOKEN {
+        match self.bytes.len() < MAX_TOKEN_BYTES {
             true => self.bytes.push(byte),
             false => self.is_longer = true,
         }
     }
 
-    fn is(&self, text: &[u8]) -> bool {
+    fn equals(&self, text: &[u8]) -> bool {
         !self.is_longer && self.bytes == text
     }
 }
@@ -277,9 +278,9 @@ mod tests {
         assert_eq!(lines(99, "{}\n\n \r\n[1] \r\nx\nrest"), [whole("{}"), whole("[1]"), whole("x")]);
         let mut lines = OutputLines::default();
         assert_eq!(lines.next(&mut &b" {\"a\""[..], 99), None);
-        assert!(lines.is_within());
+        assert!(lines.has_partial_line());
         assert_eq!(lines.next(&mut &b":1}\n"[..], 99), Some(whole(r#"{"a":1}"#)));
-        assert!(!lines.is_within());
+        assert!(!lines.has_partial_line());
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! Input of a process: one message on one line.
+//! Input of a process: one message on each line.
 //!
-//! A line break inside a message would let its author send a message of their own to the process, which reads
-//! the rest of the line as the next message. The pipe therefore accepts only [`MessageLine`]s, and
-//! [`MessageLine::of`] is their only constructor.
+//! A line break inside a message would let its author send additional messages to the process, which reads
+//! the text after the break as the next message. The pipe therefore accepts only [`MessageLine`]s, and
+//! [`MessageLine::from_message`] is their only constructor.
 
 use bytes::{Buf, Bytes};
 use std::{io, pin::Pin};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
-/// A message that every reader of lines reads as one line.
+/// A JSON message that every line-based reader reads as one line.
 ///
 /// Line feeds and carriage returns, which JSON allows between tokens only, become spaces. U+0085, U+2028 and
 /// U+2029, which JSON allows in strings, become `\u` escapes: Node's `readline` and Java's `Scanner` end a
@@ -17,31 +17,31 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessageLine(Bytes);
 
-/// Standard input of a process.
+/// Standard input of a process, which accepts whole lines.
 pub struct MessagePipe {
     pipe: Pin<Box<dyn AsyncWrite + Send>>,
-    /// Buffer for short messages that are written together.
-    short: Vec<u8>,
+    /// Buffer in which short messages are collected for one write.
+    short_messages: Vec<u8>,
 }
 
-/// Messages and bytes of one write.
+/// Number of messages and bytes of one write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteCount {
     pub messages: usize,
-    /// Without line ends.
+    /// Bytes of the messages, without line ends.
     pub bytes: usize,
 }
 
-/// Limit of waiting messages written together, in bytes; a longer message is written alone.
-const TOGETHER: usize = 16 << 10;
+/// Limit of messages that are collected for one write, in bytes; a longer message is written alone.
+const MAX_BATCH_BYTES: usize = 16 << 10;
 
 // === impl MessageLine ===
 
 impl MessageLine {
-    /// Converts a message. Copies it only if something has to be replaced.
-    pub fn of(message: Bytes) -> Self {
-        match first_break(&message) {
-            Some(first) => Self(without_breaks(&message, first)),
+    /// Makes a message one line, by replacing line breaks within it. Copies the message only if it has any.
+    pub fn from_message(message: Bytes) -> Self {
+        match first_break_at(&message) {
+            Some(index) => Self(without_breaks(&message, index)),
             None => Self(message),
         }
     }
@@ -52,7 +52,7 @@ impl MessageLine {
     }
 }
 
-/// Length and replacement of a line break at the start of `bytes`.
+/// Length and replacement of the line break at the start of `bytes`; `None` if there is none.
 fn break_at(bytes: &[u8]) -> Option<(usize, &'static [u8])> {
     match bytes {
         [b'\n' | b'\r', ..] => Some((1, b" ")),
@@ -63,23 +63,27 @@ fn break_at(bytes: &[u8]) -> Option<(usize, &'static [u8])> {
     }
 }
 
-fn first_break(bytes: &[u8]) -> Option<usize> {
-    let plain = memchr::memchr2(b'\n', b'\r', bytes);
-    let before = &bytes[..plain.unwrap_or(bytes.len())];
-    memchr::memchr2_iter(0xc2, 0xe2, before).find(|at| break_at(&bytes[*at..]).is_some()).or(plain)
+/// Index of the first line break.
+fn first_break_at(bytes: &[u8]) -> Option<usize> {
+    let ascii_break = memchr::memchr2(b'\n', b'\r', bytes);
+    let before = &bytes[..ascii_break.unwrap_or(bytes.len())];
+    memchr::memchr2_iter(0xc2, 0xe2, before)
+        .find(|index| break_at(&bytes[*index..]).is_some())
+        .or(ascii_break)
 }
 
+/// Copy of a message with its line breaks replaced; `first` is the index of the first break.
 fn without_breaks(message: &[u8], first: usize) -> Bytes {
     let mut line = Vec::with_capacity(message.len() + 16);
     line.extend_from_slice(&message[..first]);
-    let mut rest = &message[first..];
-    while let Some(&byte) = rest.first() {
-        let (length, replacement) = break_at(rest).unwrap_or((1, &[]));
+    let mut remaining = &message[first..];
+    while let Some(&byte) = remaining.first() {
+        let (length, replacement) = break_at(remaining).unwrap_or((1, &[]));
         match replacement {
             [] => line.push(byte),
             _ => line.extend_from_slice(replacement),
         }
-        rest = &rest[length..];
+        remaining = &remaining[length..];
     }
     line.into()
 }
@@ -87,40 +91,42 @@ fn without_breaks(message: &[u8], first: usize) -> Bytes {
 // === impl MessagePipe ===
 
 impl MessagePipe {
+    /// Wraps the standard input of a process.
     pub fn new(pipe: impl AsyncWrite + Send + 'static) -> Self {
-        Self { pipe: Box::pin(pipe), short: Vec::new() }
+        Self { pipe: Box::pin(pipe), short_messages: Vec::new() }
     }
 
-    /// Writes a message and those available after it, short ones together.
+    /// Writes a message, and further messages from `next` while they are short. Returns how much was taken
+    /// from the queue, and the outcome.
     ///
     /// # Errors
-    /// Errors of the pipe. The messages are consumed all the same.
+    /// Errors of the pipe. The messages are consumed nevertheless.
     pub async fn write(
         &mut self,
         first: MessageLine,
         mut next: impl FnMut() -> Option<MessageLine>,
     ) -> (WriteCount, io::Result<()>) {
-        self.short.clear();
-        let (mut long, mut taken) = (None, WriteCount::default());
+        self.short_messages.clear();
+        let (mut long, mut count) = (None, WriteCount::default());
         let mut line = Some(first);
         while let Some(MessageLine(message)) = line.take() {
-            taken.messages += 1;
-            taken.bytes += message.len();
-            if message.len() > TOGETHER {
+            count.messages += 1;
+            count.bytes += message.len();
+            if message.len() > MAX_BATCH_BYTES {
                 long = Some(message.chain(&b"\n"[..]));
                 break;
             }
-            self.short.extend_from_slice(&message);
-            self.short.push(b'\n');
-            if self.short.len() < TOGETHER {
+            self.short_messages.extend_from_slice(&message);
+            self.short_messages.push(b'\n');
+            if self.short_messages.len() < MAX_BATCH_BYTES {
                 line = next();
             }
         }
-        let mut written = self.pipe.write_all(&self.short).await;
+        let mut written = self.pipe.write_all(&self.short_messages).await;
         if let (Ok(()), Some(mut long)) = (&written, long) {
             written = self.pipe.write_all_buf(&mut long).await;
         }
-        (taken, written)
+        (count, written)
     }
 }
 
@@ -132,7 +138,7 @@ mod tests {
     use serde_json::Value;
 
     fn line(message: &str) -> String {
-        String::from_utf8(MessageLine::of(Bytes::copy_from_slice(message.as_bytes())).0.to_vec())
+        String::from_utf8(MessageLine::from_message(Bytes::copy_from_slice(message.as_bytes())).0.to_vec())
             .expect("text")
     }
 
@@ -150,7 +156,7 @@ mod tests {
     #[test]
     fn a_message_without_line_breaks_is_not_copied() {
         let message = Bytes::from("{\"a\":\"\u{e9}\u{a9}\u{2014}\u{4e00}\"}");
-        assert_eq!(MessageLine::of(message.clone()).0.as_ptr(), message.as_ptr());
+        assert_eq!(MessageLine::from_message(message.clone()).0.as_ptr(), message.as_ptr());
     }
 
     /// Other characters at which Python's `str.splitlines` ends a line.
@@ -170,8 +176,8 @@ mod tests {
         fn every_message_is_written_on_one_line(bytes in proptest::collection::vec(
             prop_oneof![Just(b'\n'), Just(b'\r'), Just(0xc2), Just(0x85), Just(0xe2), Just(0x80), Just(0xa8), Just(0xa9), Just(b'\\'), any::<u8>()], 0..40,
         )) {
-            let MessageLine(line) = MessageLine::of(bytes.into());
-            prop_assert_eq!(first_break(&line), None, "{}", line.escape_ascii());
+            let MessageLine(line) = MessageLine::from_message(bytes.into());
+            prop_assert_eq!(first_break_at(&line), None, "{}", line.escape_ascii());
         }
 
         #[test]
@@ -181,7 +187,7 @@ mod tests {
             let meant = |message: &str| serde_json::from_str::<Value>(message).expect("JSON");
             let line = line(&message);
             prop_assert_eq!(meant(&line), meant(&message));
-            prop_assert_eq!(first_break(line.as_bytes()), None);
+            prop_assert_eq!(first_break_at(line.as_bytes()), None);
         }
     }
 }

@@ -6,8 +6,8 @@
 //! `initialize` is the handshake, `start_limiter` decides when a process may be started again. The manual's
 //! page is [`processes`](crate::manual::processes).
 //!
-//! A process is costly and does not know callers: all callers that declare the same share one, until the
-//! server sends a request that names no call ([`Transport::IS_COSTLY`]). Begin with the `Transport`
+//! A process is costly and cannot distinguish callers: all callers with the same capabilities share one,
+//! until the server sends a request that names no call ([`Transport::IS_COSTLY`]). Begin with the `Transport`
 //! implementation in this file.
 
 mod child;
@@ -22,7 +22,9 @@ mod supervisor;
 #[cfg(test)]
 mod tests;
 
-pub use command::{EnvInheritance, EnvVariables, INSTANCES, OWN, ProcessSharing, ServerCommand, StartMode};
+pub use command::{
+    DEFAULT_MAX_PROCESSES, EnvInheritance, EnvVariables, OWN_PREFIX, ProcessSharing, ServerCommand, StartMode,
+};
 pub use process_table::ProcessTable;
 pub use supervisor::supervise;
 
@@ -70,95 +72,96 @@ use child::{ChildProcess, ProcessPermit, ProcessState, SpawnFn};
 use initialize::{ModernOnlyCache, initialize};
 use lines::{OutputLine, OutputLines, answered_call};
 use process_table::{PendingCallGuard, ProcessRegistry};
-use start_limiter::{BUDGET, DelayReason, StartDecision, StartLimiter};
+use start_limiter::{DelayReason, MAX_STARTS, StartDecision, StartLimiter};
 
-/// A legacy server that the proxy starts as a process.
+/// An [`Upstream`] for a legacy server that the proxy starts as a process.
 pub type StdioUpstream = LegacyUpstream<ProcessTransport>;
 
 /// Stdio transport: starts the processes of one server.
 pub struct ProcessTransport {
-    /// Route of the server, its name in the log.
+    /// Route of the server, its name for operators.
     route: Arc<str>,
     command: ServerCommand,
     config: SwapCell<Config>,
     spawn: SpawnFn,
     /// Locked for a few statements only.
-    starts: Arc<Mutex<StartLimiter>>,
-    verdict: ModernOnlyCache,
-    /// Whether the last start succeeded.
+    start_limiter: Arc<Mutex<StartLimiter>>,
+    modern_only: ModernOnlyCache,
+    /// Whether the last start of a process succeeded; `None` before the first.
     last_start_succeeded: Mutex<Option<bool>>,
-    /// Reason of its failure.
+    /// Reason why the last start failed; `None` if it succeeded.
     failure: Mutex<Option<Arc<str>>>,
-    table: Arc<ProcessRegistry>,
-    /// Whether it was logged that the server omits `"jsonrpc":"2.0"` from its messages.
-    version_hint_given: Arc<AtomicBool>,
+    registry: Arc<ProcessRegistry>,
+    /// Whether a log message has said that the server omits `"jsonrpc":"2.0"` from its messages.
+    has_logged_version: Arc<AtomicBool>,
     /// One permit for each process.
     permits: Arc<Semaphore>,
     max_processes: usize,
     /// Number of ended or ending processes that still hold a permit.
-    leaving: Arc<AtomicUsize>,
-    /// Number of waits for a permit.
+    releasing: Arc<AtomicUsize>,
+    /// Number of callers that wait for a permit.
     waiting: AtomicUsize,
-    /// Notified when a permit is awaited.
+    /// Notified when a caller waits for a permit: an unused process should be evicted.
     eviction_request: Notify,
-    /// Notified when no process can be evicted for it.
+    /// Notified when no process can be evicted for a waiting caller.
     eviction_failure: Notify,
-    /// Credentials of callers for a process: none.
+    /// Credentials in the identity of a process: none.
     credentials: Credentials,
     clock: SystemClock,
     work: BackgroundTasks,
 }
 
-/// Counts a wait for a permit, until dropped.
+/// Counts a caller that waits for a permit, until dropped.
 struct WaiterCount<'a>(&'a AtomicUsize);
 
-/// A process as a session.
+/// A session of a stdio server: one process.
 pub struct ProcessSession {
     child: ChildProcess,
-    /// Taken by `listen`.
+    /// Reader of the output; taken by `listen`.
     output: Mutex<Option<OutputReader>>,
-    /// Reason why no more messages will arrive.
-    lost: OnceLock<CallError>,
+    /// Reason why no more messages will arrive; set at the end of the output.
+    loss: OnceLock<CallError>,
 }
 
-/// Reader of a process's standard output.
+/// Reads the messages of a process from its standard output.
 struct OutputReader {
     route: Arc<str>,
     stdout: Box<dyn AsyncRead + Send + Unpin>,
     lines: OutputLines,
     config: SwapCell<Config>,
-    read: Box<[u8]>,
-    /// Part of `read` that is not parsed.
-    left: std::ops::Range<usize>,
-    /// Remaining messages of a line: batches (2025-03-26).
+    buffer: Box<[u8]>,
+    /// Part of the buffer that is not parsed yet.
+    unparsed: std::ops::Range<usize>,
+    /// Messages that remain of a line: batches (2025-03-26).
     messages: MessageReader,
-    /// Whether a line would be a message if it declared JSON-RPC 2.0.
+    /// Whether a line was skipped that would be a message if it declared JSON-RPC 2.0.
     omits_version: bool,
-    /// Whether that was logged for this server.
-    is_hinted: Arc<AtomicBool>,
-    life: Arc<ProcessState>,
+    /// Whether a log message has said so for this server.
+    has_logged_version: Arc<AtomicBool>,
+    process: Arc<ProcessState>,
     work: BackgroundTasks,
 }
 
 /// Reason for skipping a line that has the members of a message.
-const NO_VERSION: &str = r#"it has no "jsonrpc":"2.0""#;
-/// Bytes read at once: usually all that a pipe holds.
-const READ: usize = 64 << 10;
-/// Interval of eviction requests while a permit is awaited.
-const ASK: Duration = Duration::from_millis(100);
-/// Characters of an invalid line in the log.
-const SHOWN: usize = 200;
+const NO_VERSION_REASON: &str = r#"it has no "jsonrpc":"2.0""#;
+/// Bytes read from the output at a time: usually all that a pipe holds.
+const READ_BYTES: usize = 64 << 10;
+/// Interval of the eviction requests while a caller waits for a permit.
+const EVICTION_INTERVAL: Duration = Duration::from_millis(100);
+/// Limit of an invalid line in the log, in bytes; of a line on standard error in an error, in characters.
+const MAX_SHOWN: usize = 200;
 /// Time limit of reading the last output of an ended process.
-const LAST_WORDS: Duration = Duration::from_millis(200);
-/// Time limit of the wait for the end of a process that has closed its output or does not read. On a busy
-/// machine the supervisor runs late; a process that continues without output is rare, and is ended then.
+const LAST_OUTPUT_TIMEOUT: Duration = Duration::from_millis(200);
+/// Time limit of the wait for the end of a process that has closed its output or does not read its input. On
+/// a busy machine the supervisor runs late. A process that continues without output is rare, and is ended
+/// after this time.
 const STATUS: Duration = Duration::from_secs(2);
 
 // === impl StdioUpstream ===
 
 impl StdioUpstream {
-    /// Creates an upstream for a route, whose processes are started by this command. On a network other than
-    /// the system's, starts fail.
+    /// Creates an upstream for a route, whose processes are started with this command. Starts fail on a
+    /// simulated network.
     ///
     /// # Errors
     /// [`UpstreamSetupError::NoRuntime`].
@@ -172,10 +175,10 @@ impl StdioUpstream {
             Network::System | Network::Limited(_) => Box::new(child::spawn),
             Network::Pipes(_) => Box::new(|_| Err(io::ErrorKind::Unsupported.into())),
         };
-        Self::spawned_by(spawn, route, command, config, net)
+        Self::with_spawn(spawn, route, command, config, net)
     }
 
-    fn spawned_by(
+    fn with_spawn(
         spawn: SpawnFn,
         route: &str,
         command: ServerCommand,
@@ -188,7 +191,7 @@ impl StdioUpstream {
         let config = Config { limits: processes.limits(config.limits), ..config };
         let server = Self::with_transport(processes, route, config, work.clone(), net);
         if start == StartMode::Eager {
-            let eager = server.clone();
+            let upstream = server.clone();
             work.spawn(async move {
                 let anonymous = CallerIdentity {
                     principal: Principal::ANONYMOUS,
@@ -196,8 +199,8 @@ impl StdioUpstream {
                     capabilities: Arc::new(Capabilities::none()),
                     client_info: ClientInfo::default(),
                 };
-                // The log has the error.
-                let _ = eager.describe(&anonymous).await;
+                // The error is logged when the start fails.
+                let _ = upstream.describe(&anonymous).await;
             });
         }
         Ok(server)
@@ -214,24 +217,24 @@ impl ProcessTransport {
         config: Config,
         work: BackgroundTasks,
     ) -> Self {
-        let most = match command.instances {
-            ProcessSharing::Shared(most) => most.max(1),
-            ProcessSharing::PerCaller => command::PER_CALLER,
+        let max_processes = match command.instances {
+            ProcessSharing::Shared(limit) => limit.max(1),
+            ProcessSharing::PerCaller => command::MAX_PROCESSES_PER_CALLER,
         };
         Self {
             route: route.into(),
             command,
             config: config.into(),
             spawn,
-            starts: Arc::default(),
-            verdict: ModernOnlyCache::default(),
+            start_limiter: Arc::default(),
+            modern_only: ModernOnlyCache::default(),
             last_start_succeeded: Mutex::default(),
             failure: Mutex::default(),
-            table: Arc::default(),
-            version_hint_given: Arc::default(),
-            permits: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
-            max_processes: most,
-            leaving: Arc::default(),
+            registry: Arc::default(),
+            has_logged_version: Arc::default(),
+            permits: Arc::new(Semaphore::new(max_processes.min(Semaphore::MAX_PERMITS))),
+            max_processes,
+            releasing: Arc::default(),
             waiting: AtomicUsize::new(0),
             eviction_request: Notify::new(),
             eviction_failure: Notify::new(),
@@ -241,62 +244,64 @@ impl ProcessTransport {
         }
     }
 
-    /// Waits for a permit. Requests the eviction of an unused process repeatedly, because it may have been in
-    /// use before.
+    /// Waits for a permit to start a process. Requests the eviction of an unused process repeatedly, because
+    /// a process may become unused later.
     async fn acquire_permit(&self) -> Result<OwnedSemaphorePermit, CallError> {
-        let after = self.config.load().timeouts.queue;
-        let _waits = WaiterCount::on(&self.waiting);
-        let mut free = pin!(timeout(after, self.permits.clone().acquire_owned()));
+        let time_limit = self.config.load().timeouts.queue;
+        let _waiter = WaiterCount::new(&self.waiting);
+        let mut acquiring = pin!(timeout(time_limit, self.permits.clone().acquire_owned()));
         loop {
-            let permit = timeout(ASK, &mut free).await;
+            let permit = timeout(EVICTION_INTERVAL, &mut acquiring).await;
             match permit {
                 Ok(Ok(permit)) => return permit.map_err(|_| CallError::Closing),
-                Ok(Err(_)) => return Err(CallError::ProcessesInUse { limit: self.max_processes, after }),
-                // Ended processes release their permits in a moment.
-                Err(_) if self.leaving.load(Ordering::Relaxed) >= self.waiting.load(Ordering::Relaxed) => {}
+                Ok(Err(_)) => {
+                    return Err(CallError::ProcessesInUse { limit: self.max_processes, after: time_limit });
+                }
+                // Ended processes release their permits soon.
+                Err(_) if self.releasing.load(Ordering::Relaxed) >= self.waiting.load(Ordering::Relaxed) => {}
                 Err(_) => self.eviction_request.notify_one(),
             }
         }
     }
 
-    /// Waits until one more process may be started.
+    /// Waits until one more process may be started for this caller.
     async fn wait_to_start(&self, caller: Principal) -> Result<(), CallError> {
         loop {
             let now = self.clock.now();
-            let start = self.starts.lock().request_start(now, caller);
-            match start {
-                StartDecision::Now { is_replacement: stands_in } => {
-                    if stands_in {
+            let decision = self.start_limiter.lock().request_start(now, caller);
+            match decision {
+                StartDecision::Now { is_replacement } => {
+                    if is_replacement {
                         metrics::record_child_restart(&self.route);
                     }
                     return Ok(());
                 }
-                StartDecision::At(next) => sleep_until(next.into()).await,
-                StartDecision::NotBefore(next, why) => {
-                    let wait = (next - now).as_secs() + 1;
-                    let why = match why {
+                StartDecision::At(time) => sleep_until(time.into()).await,
+                StartDecision::NotBefore(time, reason) => {
+                    let wait = (time - now).as_secs() + 1;
+                    let reason = match reason {
                         DelayReason::Failing => "its process ended repeatedly".to_owned(),
                         DelayReason::BudgetSpent => {
-                            format!("{BUDGET} of its processes were started within a minute")
+                            format!("{MAX_STARTS} of its processes were started within a minute")
                         }
                     };
-                    let why = format!("{why}, and it is not started for {wait} s");
-                    return Err(CallError::Unreachable(why));
+                    let text = format!("{reason}, and it is not started for {wait} s");
+                    return Err(CallError::Unreachable(text));
                 }
             }
         }
     }
 
-    /// Logs that a further process will run, and why: each costs as much as the server does.
+    /// Logs that a further process of the server will run, and why: each costs as much as the server does.
     fn log_additional_process(&self, caller: &CallerIdentity) {
-        let (running, is_one_like_these) = self.table.running(caller);
-        let processes = running.saturating_sub(self.leaving.load(Ordering::Relaxed)) + 1;
+        let (running, has_same_set) = self.registry.running(caller);
+        let processes = running.saturating_sub(self.releasing.load(Ordering::Relaxed)) + 1;
         if processes < 2 {
             return;
         }
         let why = match self.command.instances {
             ProcessSharing::PerCaller => "each caller has its own",
-            ProcessSharing::Shared(_) if is_one_like_these => {
+            ProcessSharing::Shared(_) if has_same_set => {
                 "calls that accept input requests take turns, or a task uses the other process"
             }
             ProcessSharing::Shared(_) => "its callers declare other capabilities than the others",
@@ -310,46 +315,48 @@ impl ProcessTransport {
         ServerProcessAdded { route: &self.route, processes, why, remedy }.emit();
     }
 
-    /// Adds the last line on standard error to the error of a failed start, if callers may see it.
-    async fn with_stderr_line(&self, error: CallError, life: &ProcessState) -> CallError {
+    /// Adds the last line on standard error to the error of a failed start, if callers may see that line.
+    async fn with_stderr_line(&self, error: CallError, process: &ProcessState) -> CallError {
         match error {
-            CallError::Unreachable(why) if self.command.reveals_stderr => {
-                match life.latest_stderr_line().await {
-                    Some(remark) => {
-                        let remark: String = remark.chars().take(SHOWN).collect();
-                        CallError::Unreachable(format!("{why}; its last line on standard error: {remark}"))
+            CallError::Unreachable(reason) if self.command.reveals_stderr => {
+                match process.latest_stderr_line().await {
+                    Some(line) => {
+                        let line: String = line.chars().take(MAX_SHOWN).collect();
+                        CallError::Unreachable(format!("{reason}; its last line on standard error: {line}"))
                     }
-                    None => CallError::Unreachable(why),
+                    None => CallError::Unreachable(reason),
                 }
             }
             error => error,
         }
     }
 
+    /// Starts a process and completes its handshake.
     async fn start(
         &self,
         caller: &CallerIdentity,
         request: &mut InitializeRequest,
     ) -> Result<(UpstreamDescription, ProcessSession), CallError> {
-        self.verdict.check(self.clock.now())?;
+        self.modern_only.check(self.clock.now())?;
         let permit = self.acquire_permit().await?;
         self.wait_to_start(caller.principal).await?;
-        let ends = (self.spawn)(&self.command).map_err(|error| {
+        let io = (self.spawn)(&self.command).map_err(|error| {
             let now = self.clock.now();
-            self.starts.lock().record_failure(now, caller.principal, now, Duration::ZERO);
+            self.start_limiter.lock().record_failure(now, caller.principal, now, Duration::ZERO);
             CallError::Unreachable(format!("its process cannot be started: {error}"))
         })?;
         self.log_additional_process(caller);
-        let entry = self.table.register(caller.clone(), self.clock.timestamp());
-        let (route, starts) = (self.route.clone(), (self.starts.clone(), caller.principal));
-        let permit = ProcessPermit { permit, leaving: self.leaving.clone() };
-        let (child, stdout) = ChildProcess::manage(ends, route, starts, entry, permit, &self.work);
-        let life = child.state().clone();
+        let entry = self.registry.register(caller.clone(), self.clock.timestamp());
+        let (route, start_limiter) = (self.route.clone(), (self.start_limiter.clone(), caller.principal));
+        let permit = ProcessPermit { permit, releasing: self.releasing.clone() };
+        let (child, stdout) = ChildProcess::manage(io, route, start_limiter, entry, permit, &self.work);
+        let process = child.state().clone();
         let config = self.config.clone();
-        let (hinted, work) = (self.version_hint_given.clone(), self.work.clone());
-        let mut output = OutputReader::new(self.route.clone(), stdout, config, hinted, life.clone(), work);
-        let welcomed = timeout(self.command.start_timeout, initialize(&child, &mut output, request)).await;
-        let started = welcomed.unwrap_or_else(|_| {
+        let (has_logged_version, work) = (self.has_logged_version.clone(), self.work.clone());
+        let mut output =
+            OutputReader::new(self.route.clone(), stdout, config, has_logged_version, process.clone(), work);
+        let initialized = timeout(self.command.start_timeout, initialize(&child, &mut output, request)).await;
+        let initialized = initialized.unwrap_or_else(|_| {
             let limit = self.command.start_timeout;
             Limit::StartTimeout.record_hit();
             let hint = if output.omits_version {
@@ -357,34 +364,33 @@ impl ProcessTransport {
             } else {
                 ""
             };
-            let why = format!(
+            let reason = format!(
                 "its process did not answer `initialize` within {limit:?} (upstream.start_timeout){hint}"
             );
-            Err(CallError::Unreachable(why))
+            Err(CallError::Unreachable(reason))
         });
-        let description = match started {
+        let description = match initialized {
             Ok(description) => description,
             Err(error) => {
-                self.verdict.remember(self.clock.now(), &error);
-                life.record_failed_start();
-                return Err(self.with_stderr_line(error, &life).await);
+                self.modern_only.remember(self.clock.now(), &error);
+                process.record_failed_start();
+                return Err(self.with_stderr_line(error, &process).await);
             }
         };
-        let pipe = ProcessSession { child, output: Mutex::new(Some(output)), lost: OnceLock::new() };
-        Ok((description, pipe))
+        let session = ProcessSession { child, output: Mutex::new(Some(output)), loss: OnceLock::new() };
+        Ok((description, session))
     }
 }
 
 impl Transport for ProcessTransport {
-    type Line = ProcessSession;
+    type Session = ProcessSession;
 
     const IS_COSTLY: bool = true;
-    const BOUND: &'static str = "callers that accept input requests take turns in a process";
-    /// Closing, SIGTERM and SIGKILL take their time.
-    const FAREWELL: Duration = Duration::from_secs(6);
+    const SESSION_LIMIT_REASON: &'static str = "callers that accept input requests take turns in a process";
+    /// Closing the input, SIGTERM and SIGKILL each take their time.
+    const CLOSE_TIMEOUT: Duration = Duration::from_secs(6);
 
-    /// One session for the calls of a pool, which take turns if necessary, and the other processes for its
-    /// tasks.
+    /// One session for the calls of a pool, which take turns if necessary; all other processes are for tasks.
     fn limits(&self, limits: UpstreamLimits) -> UpstreamLimits {
         UpstreamLimits {
             sessions: 1,
@@ -395,8 +401,8 @@ impl Transport for ProcessTransport {
     }
 
     fn prepare_reload(self: &Arc<Self>, config: &Config) -> Result<ApplyReload, UpstreamSetupError> {
-        let (this, config) = (Arc::clone(self), config.clone());
-        Ok(Box::new(move || this.config.set(config)))
+        let (transport, config) = (Arc::clone(self), config.clone());
+        Ok(Box::new(move || transport.config.set(config)))
     }
 
     async fn open(
@@ -404,24 +410,27 @@ impl Transport for ProcessTransport {
         caller: &CallerIdentity,
         request: &mut InitializeRequest,
     ) -> Result<(UpstreamDescription, ProcessSession), CallError> {
-        let begun = self.start(caller, request).await;
+        let started = self.start(caller, request).await;
         // Without a permit, no start was attempted.
-        if !matches!(begun, Err(CallError::ProcessesInUse { .. } | CallError::Closing)) {
-            *self.last_start_succeeded.lock() = Some(begun.is_ok());
-            *self.failure.lock() = begun.as_ref().err().map(|error| error.to_string().into());
+        if !matches!(started, Err(CallError::ProcessesInUse { .. } | CallError::Closing)) {
+            *self.last_start_succeeded.lock() = Some(started.is_ok());
+            *self.failure.lock() = started.as_ref().err().map(|error| error.to_string().into());
         }
-        if let Err(error) = &begun {
+        if let Err(error) = &started {
             ServerNotStarted { route: &self.route, program: self.command.program(), error }.emit();
         }
-        begun
+        started
     }
 
     fn idle_rounds(&self) -> IdleRounds {
         let Some(idle) = self.command.idle else {
-            return IdleRounds { lists: u32::MAX, others: IdleRounds::default().others };
+            return IdleRounds {
+                list_session: u32::MAX,
+                other_sessions: IdleRounds::default().other_sessions,
+            };
         };
         let lists = u32::try_from(idle.as_secs().div_ceil(60)).unwrap_or(u32::MAX).max(1);
-        IdleRounds { lists, others: lists.min(IdleRounds::default().others) }
+        IdleRounds { list_session: lists, other_sessions: lists.min(IdleRounds::default().other_sessions) }
     }
 
     fn is_up(&self) -> Option<bool> {
@@ -433,7 +442,7 @@ impl Transport for ProcessTransport {
     }
 
     fn processes(&self) -> Option<ProcessTable> {
-        Some(self.table.shown())
+        Some(self.registry.snapshot())
     }
 
     async fn eviction_requested(&self) {
@@ -467,7 +476,8 @@ impl Transport for ProcessTransport {
 // === impl WaiterCount ===
 
 impl<'a> WaiterCount<'a> {
-    fn on(count: &'a AtomicUsize) -> Self {
+    /// Counts one more waiter.
+    fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
@@ -482,26 +492,32 @@ impl Drop for WaiterCount<'_> {
 // === impl ProcessSession ===
 
 impl transport::TransportSession for ProcessSession {
-    /// Guard of the pending call, or the error of writing it; boxed, to keep a waiting call small.
-    type Answer = Result<PendingCallGuard, Box<CallError>>;
+    /// Guard of the pending call, or the error of queuing it; boxed, to keep a waiting call small.
+    type CallHandle = Result<PendingCallGuard, Box<CallError>>;
 
-    /// A call that is dropped before the process has read it is followed by its cancellation.
-    fn send_call(&self, body: Bytes, _: &HeaderMap) -> Self::Answer {
+    /// Queues the call. If the call is dropped before the process has read it, its cancellation follows in
+    /// the queue.
+    fn send_call(&self, body: Bytes, _: &HeaderMap) -> Self::CallHandle {
         self.child.call(body).map_err(Box::new)
     }
 
-    fn poll_call(self: &Arc<Self>, sent: &mut Self::Answer, _: u64, _: &mut Context<'_>) -> Poll<CallEvent> {
-        Poll::Ready(match sent {
+    fn poll_call(
+        self: &Arc<Self>,
+        handle: &mut Self::CallHandle,
+        _: u64,
+        _: &mut Context<'_>,
+    ) -> Poll<CallEvent> {
+        Poll::Ready(match handle {
             Ok(_) => CallEvent::AnsweredOffStream,
-            Err(lost) if matches!(**lost, CallError::Unreachable(_)) => {
-                CallEvent::SessionGone(CallError::clone(lost))
+            Err(error) if matches!(**error, CallError::Unreachable(_)) => {
+                CallEvent::SessionGone(CallError::clone(error))
             }
-            Err(lost) => CallEvent::Lost(CallError::clone(lost)),
+            Err(error) => CallEvent::Lost(CallError::clone(error)),
         })
     }
 
-    fn progress(sent: &mut Self::Answer) -> CallProgress {
-        if sent.is_ok() { CallProgress::Sent } else { CallProgress::Unsent }
+    fn progress(handle: &mut Self::CallHandle) -> CallProgress {
+        if handle.is_ok() { CallProgress::Sent } else { CallProgress::Unsent }
     }
 
     fn send_message(
@@ -516,7 +532,7 @@ impl transport::TransportSession for ProcessSession {
         let output = self.output.lock().take();
         let mut output = output.expect("it is listened to once");
         deliver(SessionEvent::Settled);
-        let life = self.child.state();
+        let process = self.child.state();
         loop {
             tokio::select! {
                 biased;
@@ -524,27 +540,27 @@ impl transport::TransportSession for ProcessSession {
                     Some(event) => deliver(event),
                     None => break,
                 },
-                () = life.wait_ended() => {
-                    // The last output may still be in the pipe; descendants that keep it open are not read
-                    // on.
-                    let rest = async { while let Some(event) = output.next().await { deliver(event) } };
-                    let _ = timeout(LAST_WORDS, rest).await;
+                () = process.wait_ended() => {
+                    // The last output may still be in the pipe. Output of descendants that keep the pipe open
+                    // is not awaited.
+                    let last_output = async { while let Some(event) = output.next().await { deliver(event) } };
+                    let _ = timeout(LAST_OUTPUT_TIMEOUT, last_output).await;
                     break;
                 }
             }
         }
-        let _ = timeout(STATUS, life.wait_ended()).await;
-        life.fail("it closed its standard output");
-        let how = match output.lines.is_within() {
-            true => format!("{}, in the middle of a message", life.end_reason()),
-            false => life.end_reason().to_owned(),
+        let _ = timeout(STATUS, process.wait_ended()).await;
+        process.fail("it closed its standard output");
+        let status = match output.lines.has_partial_line() {
+            true => format!("{}, in the middle of a message", process.end_reason()),
+            false => process.end_reason().to_owned(),
         };
-        let _ = self.lost.set(CallError::Exited(how));
+        let _ = self.loss.set(CallError::Exited(status));
         deliver(SessionEvent::Ended);
     }
 
     fn loss_error(&self) -> CallError {
-        self.lost.get().cloned().unwrap_or(CallError::SessionEnded)
+        self.loss.get().cloned().unwrap_or(CallError::SessionEnded)
     }
 
     async fn close(&self) {
@@ -559,8 +575,8 @@ impl OutputReader {
         route: Arc<str>,
         stdout: Box<dyn AsyncRead + Send + Unpin>,
         config: SwapCell<Config>,
-        is_hinted: Arc<AtomicBool>,
-        life: Arc<ProcessState>,
+        has_logged_version: Arc<AtomicBool>,
+        process: Arc<ProcessState>,
         work: BackgroundTasks,
     ) -> Self {
         Self {
@@ -568,20 +584,20 @@ impl OutputReader {
             stdout,
             lines: OutputLines::default(),
             config,
-            read: vec![0; READ].into_boxed_slice(),
-            left: 0..0,
+            buffer: vec![0; READ_BYTES].into_boxed_slice(),
+            unparsed: 0..0,
             messages: MessageReader::default(),
             omits_version: false,
-            is_hinted,
-            life,
+            has_logged_version,
+            process,
             work,
         }
     }
 
-    /// Next event; `None` at the end of the output. Cancel-safe.
+    /// Next event of the session; `None` at the end of the output. Cancel-safe.
     async fn next(&mut self) -> Option<SessionEvent> {
         loop {
-            // A read may contain millions of messages, and other tasks of this thread have calls.
+            // A read may contain millions of messages, and other tasks of this thread must run as well.
             consume_budget().await;
             match self.messages.next() {
                 Some(Ok(frame)) if frame.is_json_rpc() => {
@@ -601,45 +617,45 @@ impl OutputReader {
                 }
                 None => {}
             }
-            let mut input = &self.read[self.left.clone()];
+            let mut input = &self.buffer[self.unparsed.clone()];
             let line = self.lines.next(&mut input, self.config.load().limits.result_bytes);
-            self.left.start = self.left.end - input.len();
+            self.unparsed.start = self.unparsed.end - input.len();
             match line {
-                Some(OutputLine::Whole(line)) => self.messages = MessageReader::of(line),
+                Some(OutputLine::Whole(line)) => self.messages = MessageReader::new(line),
                 Some(OutputLine::TooLong { answers: Some(call) }) => {
                     return Some(SessionEvent::TooLarge(call));
                 }
                 Some(OutputLine::TooLong { answers: None }) => {
                     self.skip(&"a line above limits.result_bytes", b"");
                 }
-                None => match self.stdout.read(&mut self.read).await {
-                    Ok(count @ 1..) => self.left = 0..count,
+                None => match self.stdout.read(&mut self.buffer).await {
+                    Ok(count @ 1..) => self.unparsed = 0..count,
                     Ok(0) | Err(_) => return None,
                 },
             }
         }
     }
 
-    /// Skips JSON that does not declare JSON-RPC 2.0: programs that log to standard output write `error`,
-    /// `method` and `id`, too.
+    /// Skips a JSON object that does not declare JSON-RPC 2.0: programs that log to standard output also
+    /// write objects with `error`, `method` and `id`.
     fn skip_unversioned(&mut self, frame: &Frame) {
-        self.skip(&NO_VERSION, frame.as_bytes());
+        self.skip(&NO_VERSION_REASON, frame.as_bytes());
         if is_likely_message(frame) {
             self.omits_version = true;
-            if !self.is_hinted.swap(true, Ordering::Relaxed) {
+            if !self.has_logged_version.swap(true, Ordering::Relaxed) {
                 ServerOmitsVersion { route: &self.route }.emit();
             }
         }
     }
 
-    /// Logs a skipped line: usually other output of a program.
-    fn skip(&mut self, why: &dyn Display, line: &[u8]) {
-        let line = String::from_utf8_lossy(&line[..line.len().min(SHOWN)]);
-        ServerOutputSkipped { route: &self.route, why: &why.to_string(), line: &line }.emit();
+    /// Logs a skipped line, which is usually other output of a program.
+    fn skip(&mut self, reason: &dyn Display, line: &[u8]) {
+        let line = String::from_utf8_lossy(&line[..line.len().min(MAX_SHOWN)]);
+        ServerOutputSkipped { route: &self.route, why: &reason.to_string(), line: &line }.emit();
     }
 }
 
-/// Whether an object without JSON-RPC 2.0 looks like a message, by its ids and methods.
+/// Whether an object without `"jsonrpc":"2.0"` looks like a message, by its ids and methods.
 fn is_likely_message(frame: &Frame) -> bool {
     match frame.kind() {
         Kind::Success { id, .. } => id.echoed_number().is_some(),
@@ -654,16 +670,16 @@ fn is_likely_message(frame: &Frame) -> bool {
 }
 
 impl Drop for OutputReader {
-    /// Continues to read the output until nothing of the process is left, so that it does not write to a
-    /// closed pipe; the output is dropped.
+    /// Continues to read the output in the background until none of the processes is left, so that they do
+    /// not write to a closed pipe. The output is dropped.
     fn drop(&mut self) {
         let mut stdout = mem::replace(&mut self.stdout, Box::new(tokio::io::empty()));
-        let (mut read, life) = (mem::take(&mut self.read), self.life.clone());
+        let (mut buffer, process) = (mem::take(&mut self.buffer), self.process.clone());
         self.work.spawn(async move {
-            let to_its_end = async { while let Ok(1..) = stdout.read(&mut read).await {} };
+            let reading = async { while let Ok(1..) = stdout.read(&mut buffer).await {} };
             tokio::select! {
-                () = to_its_end => {}
-                () = life.wait_gone() => {}
+                () = reading => {}
+                () = process.wait_all_gone() => {}
             }
         });
     }

@@ -1,8 +1,8 @@
 //! Processes of a server, for its operator.
 //!
-//! A process is registered when it starts and removed when nothing of it is left. The last one that ended
-//! stays, with its last lines on standard error: these may belong to any caller, so only the operator sees
-//! them, and no error has them.
+//! A process is registered when it starts and removed when none of its descendants is left. The last ended
+//! process stays in the table, with its last lines on standard error. The lines may belong to any caller, so
+//! only the operator sees them, and no error contains them.
 
 use crate::{
     dialect::Principal,
@@ -17,7 +17,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// Registry of one server's processes.
+/// Registry of the processes of one server.
 #[derive(Debug, Default)]
 pub struct ProcessRegistry(Mutex<RegistryState>);
 
@@ -28,102 +28,117 @@ struct RegistryState {
     last_ended: Option<EndedProcess>,
 }
 
-/// Entry of one process in the registry.
+/// Registration of one process in the registry.
 #[derive(Debug)]
 pub struct RegistryEntry {
-    table: Arc<ProcessRegistry>,
+    registry: Arc<ProcessRegistry>,
     process: Arc<RegisteredProcess>,
 }
 
 #[derive(Debug)]
 struct RegisteredProcess {
     pid: OnceLock<i32>,
+    /// Time of the start.
     since: Timestamp,
-    serves: CallerIdentity,
-    calls: AtomicUsize,
+    /// Identity for which the process was started.
+    identity: CallerIdentity,
+    /// Number of pending calls.
+    pending_calls: AtomicUsize,
 }
 
 /// Counts a pending call of a process, until dropped.
 #[derive(Debug)]
 pub struct PendingCallGuard(Arc<RegisteredProcess>);
 
-/// Processes of a server at one moment.
+/// Processes of a server at one moment, for operators.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProcessTable {
-    /// Number of starts since the proxy started.
+    /// Number of process starts since the proxy started.
     pub starts: u64,
-    /// In the order of their starts.
+    /// Running processes, in the order of their starts.
     pub running: Vec<RunningProcess>,
-    /// The last that ended by itself, or else the last that was ended.
+    /// The last process that ended by itself; if there is none, the last that the proxy ended.
     pub last_ended: Option<EndedProcess>,
 }
 
-/// A running process.
+/// A running process, as operators see it.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunningProcess {
-    /// `None` until the supervisor has reported it.
+    /// Process id; `None` until the supervisor has reported it.
     pub pid: Option<i32>,
+    /// Time of the start.
     #[serde(serialize_with = "shown")]
     pub since: Timestamp,
-    /// Its only caller, as in the log; `None` for a process shared by all callers that declare the same.
+    /// The only caller of the process, as named in the log; `None` if all callers with the same capabilities
+    /// share the process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caller: Option<String>,
-    /// Capabilities that its callers declare: raw JSON.
+    /// Capabilities that the callers of the process declare: raw JSON.
     pub capabilities: Box<RawValue>,
     /// Number of pending calls.
     pub calls: usize,
 }
 
-/// An ended process.
+/// An ended process, as operators see it.
 #[derive(Clone, Debug, Serialize)]
 pub struct EndedProcess {
+    /// Process id; `None` if it did not start.
     pub pid: Option<i32>,
+    /// Time of the start.
     #[serde(serialize_with = "shown")]
     pub since: Timestamp,
+    /// Time of the end.
     #[serde(serialize_with = "shown")]
     pub at: Timestamp,
-    /// Status, as text.
+    /// Exit status, as text.
     pub how: String,
-    /// Whether the proxy ended it.
+    /// Whether the proxy requested the end.
     pub is_wanted: bool,
-    /// Its last lines on standard error, the oldest first.
+    /// The last lines on standard error, the oldest first.
     pub said: Vec<String>,
 }
 
-fn shown<S: Serializer>(at: &Timestamp, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(&(*at + ClockOffset::ZERO))
+/// Serializes a time as its displayed text in UTC.
+fn shown<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&(*time + ClockOffset::ZERO))
 }
 
 // === impl ProcessRegistry ===
 
 impl ProcessRegistry {
     /// Registers a process that is started for this identity.
-    pub fn register(self: &Arc<Self>, serves: CallerIdentity, now: Timestamp) -> RegistryEntry {
-        let process =
-            RegisteredProcess { pid: OnceLock::new(), since: now, serves, calls: AtomicUsize::new(0) };
-        let process = Arc::new(process);
-        let mut known = self.0.lock();
-        known.starts += 1;
-        known.running.push(process.clone());
-        RegistryEntry { table: self.clone(), process }
-    }
-
-    /// Number of running processes, and whether one of them serves callers like this one.
-    pub fn running(&self, like: &CallerIdentity) -> (usize, bool) {
-        let known = self.0.lock();
-        let is_like = |process: &Arc<RegisteredProcess>| {
-            let CallerIdentity { principal, capabilities, .. } = &process.serves;
-            *principal == like.principal && capabilities.legacy() == like.capabilities.legacy()
+    pub fn register(self: &Arc<Self>, identity: CallerIdentity, now: Timestamp) -> RegistryEntry {
+        let process = RegisteredProcess {
+            pid: OnceLock::new(),
+            since: now,
+            identity,
+            pending_calls: AtomicUsize::new(0),
         };
-        (known.running.len(), known.running.iter().any(is_like))
+        let process = Arc::new(process);
+        let mut state = self.0.lock();
+        state.starts += 1;
+        state.running.push(process.clone());
+        RegistryEntry { registry: self.clone(), process }
     }
 
-    pub fn shown(&self) -> ProcessTable {
-        let known = self.0.lock();
+    /// Number of running processes, and whether one of them has the principal and capabilities of this
+    /// caller.
+    pub fn running(&self, caller: &CallerIdentity) -> (usize, bool) {
+        let state = self.0.lock();
+        let has_same_identity = |process: &Arc<RegisteredProcess>| {
+            let CallerIdentity { principal, capabilities, .. } = &process.identity;
+            *principal == caller.principal && capabilities.legacy() == caller.capabilities.legacy()
+        };
+        (state.running.len(), state.running.iter().any(has_same_identity))
+    }
+
+    /// Returns the processes for operators.
+    pub fn snapshot(&self) -> ProcessTable {
+        let state = self.0.lock();
         ProcessTable {
-            starts: known.starts,
-            running: known.running.iter().map(|process| process.shown()).collect(),
-            last_ended: known.last_ended.clone(),
+            starts: state.starts,
+            running: state.running.iter().map(|process| process.snapshot()).collect(),
+            last_ended: state.last_ended.clone(),
         }
     }
 }
@@ -131,33 +146,35 @@ impl ProcessRegistry {
 // === impl RegistryEntry ===
 
 impl RegistryEntry {
+    /// Sets the process id that the supervisor reported.
     pub fn set_pid(&self, pid: i32) {
         let _ = self.process.pid.set(pid);
     }
 
-    /// Counts a pending call.
+    /// Counts a pending call until the guard is dropped.
     pub fn begin_call(&self) -> PendingCallGuard {
-        self.process.calls.fetch_add(1, Ordering::Relaxed);
+        self.process.pending_calls.fetch_add(1, Ordering::Relaxed);
         PendingCallGuard(self.process.clone())
     }
 
     /// Number of pending calls.
     pub fn pending_calls(&self) -> usize {
-        self.process.calls.load(Ordering::Relaxed)
+        self.process.pending_calls.load(Ordering::Relaxed)
     }
 
-    /// Removes the process: nothing of it is left.
-    pub fn record_end(&self, now: Timestamp, how: &str, is_wanted: bool, said: Vec<String>) {
-        let mut known = self.table.0.lock();
-        known.running.retain(|other| !Arc::ptr_eq(other, &self.process));
-        if !is_wanted || known.last_ended.as_ref().is_none_or(|last| last.is_wanted) {
-            known.last_ended = Some(EndedProcess {
+    /// Moves the process to `last_ended`: none of its descendants is left. `last_lines` are its last lines on
+    /// standard error, `status` is its exit status as text.
+    pub fn record_end(&self, now: Timestamp, status: &str, is_requested: bool, last_lines: Vec<String>) {
+        let mut state = self.registry.0.lock();
+        state.running.retain(|other| !Arc::ptr_eq(other, &self.process));
+        if !is_requested || state.last_ended.as_ref().is_none_or(|last| last.is_wanted) {
+            state.last_ended = Some(EndedProcess {
                 pid: self.process.pid.get().copied(),
                 since: self.process.since,
                 at: now,
-                how: how.to_owned(),
-                is_wanted,
-                said,
+                how: status.to_owned(),
+                is_wanted: is_requested,
+                said: last_lines,
             });
         }
     }
@@ -166,21 +183,21 @@ impl RegistryEntry {
 // === impl RegisteredProcess ===
 
 impl RegisteredProcess {
-    fn shown(&self) -> RunningProcess {
-        let CallerIdentity { principal, capabilities, .. } = &self.serves;
+    fn snapshot(&self) -> RunningProcess {
+        let CallerIdentity { principal, capabilities, .. } = &self.identity;
         let declared = String::from_utf8_lossy(capabilities.legacy()).into_owned();
         RunningProcess {
             pid: self.pid.get().copied(),
             since: self.since,
             caller: Some(principal).filter(|caller| !caller.is_anonymous()).map(Principal::to_string),
             capabilities: RawValue::from_string(declared).expect("they were read as JSON"),
-            calls: self.calls.load(Ordering::Relaxed),
+            calls: self.pending_calls.load(Ordering::Relaxed),
         }
     }
 }
 
 impl Drop for PendingCallGuard {
     fn drop(&mut self) {
-        self.0.calls.fetch_sub(1, Ordering::Relaxed);
+        self.0.pending_calls.fetch_sub(1, Ordering::Relaxed);
     }
 }

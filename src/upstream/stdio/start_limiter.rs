@@ -1,4 +1,4 @@
-//! Limits of starting a server again.
+//! Limits on how often a server is started.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -7,117 +7,128 @@ use std::{
 
 use crate::dialect::Principal;
 
-/// Recent starts of one server. The caller provides the time.
+/// Recent starts and failures of one server. The caller provides the current time.
 #[derive(Debug, Default)]
 pub struct StartLimiter {
-    /// Starts of the last minute, less the processes that the proxy has ended since.
-    recent: VecDeque<Instant>,
-    /// Failures by caller; one entry if all callers share processes. A process may fail for one caller only.
-    failing: HashMap<Principal, FailureRecord>,
+    /// Times of the starts within the last minute, without one for each process that the proxy has ended
+    /// since.
+    recent_starts: VecDeque<Instant>,
+    /// Failures by caller; a single entry if all callers share processes. A server may fail for one caller
+    /// only.
+    failures: HashMap<Principal, FailureRecord>,
 }
 
-/// Processes that ended by themselves.
+/// Failures of the processes of one caller.
 #[derive(Debug, Default)]
 struct FailureRecord {
-    /// Consecutive failed or short runs.
-    in_a_row: u32,
-    /// Ended processes without a replacement.
+    /// Number of consecutive failed or short runs.
+    consecutive: u32,
+    /// Number of ended processes that have not been replaced yet.
     unreplaced: usize,
-    /// Time of the last counted end.
-    last: Option<Instant>,
-    /// Time of the next allowed start.
-    next: Option<Instant>,
+    /// Time of the last counted end; `None` if there was none.
+    last_end: Option<Instant>,
+    /// Earliest time of the next start; `None` for any time.
+    next_start: Option<Instant>,
 }
 
-/// Decision about a start.
+/// Decision about a requested start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartDecision {
+    /// The process may be started now.
     Now {
-        /// Whether it replaces a process that ended by itself.
+        /// Whether the process replaces one that ended by itself.
         is_replacement: bool,
     },
-    /// At this time, soon enough to wait for it.
+    /// The process may be started at this time, which is soon enough to wait for.
     At(Instant),
-    /// Not before this time: the caller gets an error.
+    /// The process may not be started before this time: the caller gets an error with the reason.
     NotBefore(Instant, DelayReason),
 }
 
-/// Reason of a delay.
+/// Reason why a start is delayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DelayReason {
-    /// The process has ended by itself, repeatedly.
+    /// Processes of the server have ended by themselves, repeatedly.
     Failing,
-    /// [`BUDGET`] processes were started within a minute.
+    /// [`MAX_STARTS`] processes were started within a minute.
     BudgetSpent,
 }
 
-/// Limit of starts of one server in a [`MINUTE`]. A process ended by the proxy does not count, because tasks
-/// may need processes in bursts.
-pub const BUDGET: usize = 60;
+/// Limit of the starts of one server in a [`MINUTE`]. A process that the proxy has ended does not count,
+/// because tasks may need processes in bursts.
+pub const MAX_STARTS: usize = 60;
 const MINUTE: Duration = Duration::from_secs(60);
-/// Pause after a failure; doubles with each.
-const PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Time that a call waits for the next start. If it is later, the call gets an error with the time.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Run time after which a process has not failed to start.
-const STEADY: Duration = Duration::from_secs(60);
-/// Time after its last pause for which a caller's failures are remembered.
-const REMEMBERED: Duration = Duration::from_secs(600);
+/// Pause after a failure; doubles with each consecutive failure.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// Longest time that a call waits for the next start. If the start is later, the call gets an error with the
+/// time.
+const MAX_WAIT: Duration = Duration::from_secs(5);
+/// Run time after which the end of a process does not count as consecutive failure.
+const STEADY_RUN: Duration = Duration::from_secs(60);
+/// Time after its last pause for which the failures of a caller are remembered.
+const FAILURE_LIFETIME: Duration = Duration::from_secs(600);
 
 // === impl StartLimiter ===
 
 impl StartLimiter {
-    /// Requests a start for this caller. [`StartDecision::Now`] counts as a start.
+    /// Requests a start for this caller. A result of [`StartDecision::Now`] counts as a start.
     pub fn request_start(&mut self, now: Instant, caller: Principal) -> StartDecision {
-        while self.recent.front().is_some_and(|start| now.duration_since(*start) >= MINUTE) {
-            self.recent.pop_front();
+        while self.recent_starts.front().is_some_and(|start| now.duration_since(*start) >= MINUTE) {
+            self.recent_starts.pop_front();
         }
-        let spent = self.recent.front().filter(|_| self.recent.len() >= BUDGET);
-        let spent = spent.map(|first| (*first + MINUTE, DelayReason::BudgetSpent));
-        let failing = self.failing.get_mut(&caller);
-        let paused = failing.as_ref().and_then(|failing| Some((failing.next?, DelayReason::Failing)));
-        match paused.into_iter().chain(spent).filter(|(next, _)| *next > now).max_by_key(|(next, _)| *next) {
+        let limit_delay = self.recent_starts.front().filter(|_| self.recent_starts.len() >= MAX_STARTS);
+        let limit_delay = limit_delay.map(|first| (*first + MINUTE, DelayReason::BudgetSpent));
+        let failure = self.failures.get_mut(&caller);
+        let failure_delay =
+            failure.as_ref().and_then(|failure| Some((failure.next_start?, DelayReason::Failing)));
+        match failure_delay
+            .into_iter()
+            .chain(limit_delay)
+            .filter(|(time, _)| *time > now)
+            .max_by_key(|(time, _)| *time)
+        {
             None => {
-                self.recent.push_back(now);
-                let stands_in = failing.is_some_and(|failing| {
-                    let is_one = failing.unreplaced > 0;
-                    failing.unreplaced -= usize::from(is_one);
-                    is_one
+                self.recent_starts.push_back(now);
+                let is_replacement = failure.is_some_and(|failure| {
+                    let has_unreplaced = failure.unreplaced > 0;
+                    failure.unreplaced -= usize::from(has_unreplaced);
+                    has_unreplaced
                 });
-                StartDecision::Now { is_replacement: stands_in }
+                StartDecision::Now { is_replacement }
             }
-            Some((next, why)) if next - now > PATIENCE => StartDecision::NotBefore(next, why),
-            Some((next, _)) => StartDecision::At(next),
+            Some((time, reason)) if time - now > MAX_WAIT => StartDecision::NotBefore(time, reason),
+            Some((time, _)) => StartDecision::At(time),
         }
     }
 
-    /// Records that a process started at `began` ended by itself after running for `up`; zero if it did not
-    /// start.
-    pub fn record_failure(&mut self, now: Instant, caller: Principal, began: Instant, up: Duration) {
-        self.failing.retain(|_, failing| failing.next.is_none_or(|next| next + REMEMBERED > now));
-        let failing = self.failing.entry(caller).or_default();
-        failing.unreplaced += 1;
-        // Processes that end together count as one failure: no start was tried in between.
-        if failing.last.is_some_and(|last| began < last) {
+    /// Records that a process started at the time `started` ended by itself after running for `run_time`,
+    /// which is zero if the process did not start.
+    pub fn record_failure(&mut self, now: Instant, caller: Principal, started: Instant, run_time: Duration) {
+        self.failures
+            .retain(|_, failure| failure.next_start.is_none_or(|next| next + FAILURE_LIFETIME > now));
+        let failure = self.failures.entry(caller).or_default();
+        failure.unreplaced += 1;
+        // Processes that end together count as one failure, because no start was tried in between.
+        if failure.last_end.is_some_and(|last_end| started < last_end) {
             return;
         }
-        if up >= STEADY {
-            failing.in_a_row = 0;
+        if run_time >= STEADY_RUN {
+            failure.consecutive = 0;
         }
-        let pause = PAUSE.saturating_mul(1 << failing.in_a_row.min(16)).min(LONGEST_PAUSE);
-        failing.in_a_row += 1;
-        failing.last = Some(now);
-        failing.next = failing.next.max(Some(now + pause));
+        let pause = FIRST_PAUSE.saturating_mul(1 << failure.consecutive.min(16)).min(MAX_PAUSE);
+        failure.consecutive += 1;
+        failure.last_end = Some(now);
+        failure.next_start = failure.next_start.max(Some(now + pause));
     }
 
-    /// Records that the proxy ended a process after running for `up`.
-    pub fn record_stop(&mut self, caller: Principal, up: Duration) {
-        self.recent.pop_front();
-        if up >= STEADY
-            && let Some(failing) = self.failing.get_mut(&caller)
+    /// Records that the proxy ended a process that had run for `run_time`.
+    pub fn record_stop(&mut self, caller: Principal, run_time: Duration) {
+        self.recent_starts.pop_front();
+        if run_time >= STEADY_RUN
+            && let Some(failure) = self.failures.get_mut(&caller)
         {
-            failing.in_a_row = 0;
+            failure.consecutive = 0;
         }
     }
 }
@@ -192,13 +203,13 @@ mod tests {
         assert_eq!(starts.request_start(now, other), NOW);
         // Failures are not remembered without end.
         starts.record_failure(now + seconds(700), other, now, Duration::ZERO);
-        assert_eq!(starts.failing.len(), 1);
+        assert_eq!(starts.failures.len(), 1);
     }
 
     #[test]
     fn starts_in_a_minute_are_bounded() {
         let (mut starts, now) = (StartLimiter::default(), SystemClock::new().now());
-        for _ in 0..BUDGET {
+        for _ in 0..MAX_STARTS {
             assert_eq!(starts.request_start(now, ALL), NOW);
         }
         let spent = StartDecision::NotBefore(now + seconds(60), DelayReason::BudgetSpent);

@@ -95,7 +95,7 @@ fn is_refused_by_us_alone(answer: &Answer) -> bool {
 fn has_trailers(answer: &[u8]) -> bool {
     let mut seen = false;
     let bytes: Vec<_> = answer.chunks(1).collect();
-    read(&bytes, |framing| seen |= matches!(framing, BodyFraming::Trailers { before: 1.., .. }));
+    read(&bytes, |framing| seen |= matches!(framing, BodyFraming::Trailers { earlier_lines: 1.., .. }));
     seen
 }
 
@@ -130,7 +130,7 @@ fn read(pieces: &[&[u8]], mut look: impl FnMut(&BodyFraming)) -> Option<Answer> 
             Ok(None) | Err(_) => return None,
         }
     };
-    let mut framing = BodyFraming::of(&head).ok()?;
+    let mut framing = BodyFraming::from_head(&head).ok()?;
     let until_close = framing == BodyFraming::UntilClose;
     let mut body = Vec::new();
     let is_whole = loop {

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 /// `body` is what a client posts.
 pub fn target(body: &[u8]) {
-    let mut messages = MessageReader::of(Bytes::copy_from_slice(body));
+    let mut messages = MessageReader::new(Bytes::copy_from_slice(body));
     let read = LegacyPost::read(&mut messages);
     let Ok(post) = read else { return };
     let waiting = post.request_ids();

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
-    store::disk::{RecordRow, RowColumns, RowError, owner},
+    store::disk::{RecordRow, RowColumns, RowError, encode_owner},
     task::{
         Record, TaskEvent, TaskState, apply,
         view::{experimental, extension},
@@ -44,8 +44,8 @@ pub fn read(row: &[u8]) -> Option<Result<Record, RowError>> {
 }
 
 fn is_written_the_same(record: Record) {
-    let row = RecordRow::of(Arc::new(record.clone()));
-    let owner = owner(&record.owner);
+    let row = RecordRow::from_record(Arc::new(record.clone()));
+    let owner = encode_owner(&record.owner);
     let created = i64::try_from(record.created.as_millis()).unwrap_or(i64::MAX);
     let columns = RowColumns { id: record.id.entropy(), owner: &owner, created, head: &row.head };
     let again = columns.record(row.body.clone()).expect("what was written is read");

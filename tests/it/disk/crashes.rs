@@ -194,7 +194,7 @@ async fn after_a_loss_of_power_everything_that_was_flushed_is_found() {
     }
     // Not flushed, and behind all.
     for number in 0..20 {
-        store.anchor(&id(number), Some(vec![b'a'; 2000].into())).await.expect("kept");
+        store.set_anchor(&id(number), Some(vec![b'a'; 2000].into())).await.expect("kept");
     }
     let full = written();
     assert!(full < 4_000_000, "the log was never carried over: {full}");

@@ -195,21 +195,21 @@ async fn a_folder_or_a_file_of_another_user_is_refused() {
 
 #[tokio::test]
 async fn a_key_of_another_user_beside_the_folder_is_not_used() {
-    use deferral::internals::store::disk::key;
+    use deferral::internals::store::disk::load_or_create_key;
     let world = StoreFolder::new();
     let foreign = foreign(&world);
     let beside = world.above.path().join("tasks.key");
     fs::write(foreign.join("file"), "ab".repeat(32)).expect("written");
     symlink(foreign.join("file"), &beside).expect("linked");
-    let refused = key(&world.path, None).expect_err("refused").to_string();
+    let refused = load_or_create_key(&world.path, None).expect_err("refused").to_string();
     assert!(refused.contains("it is a symbolic link, or belongs to another user"), "{refused}");
     // One that is named may be one, as mounted secrets are.
-    assert_eq!(key(&world.path, Some(&beside)).expect("read"), [0xab; 32]);
+    assert_eq!(load_or_create_key(&world.path, Some(&beside)).expect("read"), [0xab; 32]);
     fs::remove_file(&beside).expect("removed");
     fs::write(foreign.join("file"), FOREIGN).expect("written");
     // The file that becomes the key is made, and not written through a link.
     symlink(foreign.join("file"), world.above.path().join(format!("tasks.key.{}.new", std::process::id())))
         .expect("linked");
-    key(&world.path, None).expect("made");
+    load_or_create_key(&world.path, None).expect("made");
     is_untouched(&foreign);
 }

@@ -2,13 +2,13 @@
 
 use super::{StoreFolder, folder::sqlite, id, insert, inspect::deferral, record};
 use bytes::Bytes;
-use deferral::internals::store::{DiskStore, Store as _, StoreBounds, StoreSecret, disk::key};
+use deferral::internals::store::{DiskStore, Store as _, StoreBounds, StoreSecret, disk::load_or_create_key};
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 #[tokio::test]
 async fn a_key_is_made_at_the_first_start_beside_the_folder_and_stays() {
     let world = StoreFolder::new();
-    let first = key(&world.path, None).expect("made");
+    let first = load_or_create_key(&world.path, None).expect("made");
     let file = world.above.path().join("tasks.key");
     let text = fs::read_to_string(&file).expect("it is there");
     assert_eq!((text.len(), text.trim().len()), (65, 64));
@@ -16,23 +16,23 @@ async fn a_key_is_made_at_the_first_start_beside_the_folder_and_stays() {
     let store = world.open();
     insert(&*store, 1).await;
     // A running store does not mind, nor how the folder is written.
-    assert_eq!(key(&world.path, None).expect("read"), first);
-    assert_eq!(key(&world.path.join(""), None).expect("read"), first);
-    assert_eq!(key(&world.path.join("."), None).expect("read"), first);
-    assert_eq!(key(&world.path, Some(&file)).expect("read"), first);
+    assert_eq!(load_or_create_key(&world.path, None).expect("read"), first);
+    assert_eq!(load_or_create_key(&world.path.join(""), None).expect("read"), first);
+    assert_eq!(load_or_create_key(&world.path.join("."), None).expect("read"), first);
+    assert_eq!(load_or_create_key(&world.path, Some(&file)).expect("read"), first);
     let other = world.above.path().join("other.key");
     fs::write(&other, "ab".repeat(32)).expect("written");
-    assert_eq!(key(&world.path, Some(&other)).expect("read"), [0xab; 32]);
+    assert_eq!(load_or_create_key(&world.path, Some(&other)).expect("read"), [0xab; 32]);
 }
 
 #[tokio::test]
 async fn tasks_without_their_key_and_a_key_that_is_none_are_refused() {
     let world = StoreFolder::new();
     let file = world.above.path().join("tasks.key");
-    let refused = || key(&world.path, None).expect_err("refused").to_string();
+    let refused = || load_or_create_key(&world.path, None).expect_err("refused").to_string();
     // A store without tasks needs none yet.
     world.open().close().await;
-    let first = key(&world.path, None).expect("made");
+    let first = load_or_create_key(&world.path, None).expect("made");
     let store = world.open();
     insert(&*store, 1).await;
     fs::remove_file(&file).expect("removed");
@@ -109,7 +109,7 @@ async fn a_store_without_a_check_value_recognises_its_key_by_its_seals() {
     for number in 1..=2 {
         insert(&*store, number).await;
     }
-    store.anchor(&id(1), Some(Bytes::from_static(b"seal"))).await.expect("kept");
+    store.set_anchor(&id(1), Some(Bytes::from_static(b"seal"))).await.expect("kept");
     store.close().await;
     assert_eq!(opened_with(&world, 1, b"other").await.err().as_deref(), Some(OTHER_KEY));
     opened_with(&world, 2, b"seal").await.expect("opens").close().await;
@@ -126,7 +126,7 @@ async fn the_program_names_the_wrong_key_and_exits() {
     let world = StoreFolder::new();
     let file = world.above.path().join("tasks.key");
     let store = world.try_open().expect("opens");
-    let own = key(&world.path, None).expect("made");
+    let own = load_or_create_key(&world.path, None).expect("made");
     store.check_key(&StoreSecret::new(&own), "KEY", |_, _| true).expect("it is new");
     store.insert(record(1)).await.expect("kept");
     store.close().await;

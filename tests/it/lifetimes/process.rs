@@ -92,7 +92,7 @@ impl Process {
         let within = runtime.enter();
         let time = RealTime { since: Some(SystemClock::new().now()), ..time.clone() };
         let wall = time.clone();
-        let clock = Arc::new(SteadyClock::resume(records.kept_clock(), move || wall.wall()));
+        let clock = Arc::new(SteadyClock::resume(records.stored_clock(), move || wall.wall()));
         let store = FaultyStore::around(Arc::new(records.clone()) as Arc<dyn Store>);
         if yields {
             store.yields();

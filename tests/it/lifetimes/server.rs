@@ -202,7 +202,7 @@ impl Upstream for Server {
             true => stream::iter([UpstreamEvent::Lost(CallError::SessionEnded)]).boxed(),
             false => Connection::new(self, number, at, Some(deferral), &open).boxed(),
         };
-        Some(ResumedCall { replies, open: ways, off_stream: None })
+        Some(ResumedCall { replies, open_requests: ways, off_stream: None })
     }
 
     fn cancel_at(&self, _: &CallerIdentity, anchor: &CallAnchor) -> BoxFuture<'_, bool> {
@@ -219,7 +219,7 @@ impl Upstream for Server {
         ready(Ok(Arc::new(UpstreamDescription { capabilities, ..UpstreamDescription::unknown() }))).boxed()
     }
 
-    fn watch(&self, _: Principal) -> broadcast::Receiver<ChangeNotification> {
+    fn subscribe_changes(&self, _: Principal) -> broadcast::Receiver<ChangeNotification> {
         broadcast::channel(1).1
     }
 

@@ -61,7 +61,7 @@ impl Records {
 
     /// The stored offset of the wall clock, as the next process reads it.
     pub(super) fn clock_offset(&self) -> ClockOffset {
-        self.kept.kept_clock().map_or(ClockOffset::ZERO, |kept| kept.offset)
+        self.kept.stored_clock().map_or(ClockOffset::ZERO, |kept| kept.offset)
     }
 
     /// What is counted for a principal.
@@ -110,9 +110,9 @@ impl Store for Records {
         Ok(swapped)
     }
 
-    async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
+    async fn set_anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
         let is_anchored = anchor.is_some();
-        self.kept.anchor(id, anchor).await?;
+        self.kept.set_anchor(id, anchor).await?;
         let mut notes = self.notes();
         let note = notes.entry(id.clone()).or_default();
         note.is_anchored = is_anchored;
@@ -127,12 +127,12 @@ impl Store for Records {
         Ok(orphans)
     }
 
-    fn kept_clock(&self) -> Option<ClockReading> {
-        self.kept.kept_clock()
+    fn stored_clock(&self) -> Option<ClockReading> {
+        self.kept.stored_clock()
     }
 
-    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
-        self.kept.keep_clock(reading).await
+    async fn store_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+        self.kept.store_clock(reading).await
     }
 
     fn is_durable(&self) -> bool {

@@ -48,7 +48,7 @@ fn every_counted_limit_has_a_test_that_reaches_it_and_reads_the_count() {
     let tests = test_of_each_limit::tests();
     let mut unused: BTreeSet<_> = COUNTED.iter().map(|(limit, _)| *limit).collect();
     assert_eq!(unused.len(), COUNTED.len(), "a limit is here twice");
-    for limit in telemetry::limits() {
+    for limit in telemetry::limit_snapshots() {
         let key = limit.limit;
         unused.remove(key);
         let elsewhere = COUNTED.iter().find(|(counted, _)| *counted == key).map(|(_, test)| *test);

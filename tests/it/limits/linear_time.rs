@@ -84,24 +84,25 @@ fn pieces(bytes: &Bytes) -> impl Iterator<Item = Bytes> {
 fn a_batch_of_many_requests_is_read_in_proportion() {
     let batch = || listed("[", |at| format!(r#"{{"id":{at},"method":"ping"}}"#), "]");
     grows_with_its_input("Post::waiting", 1_500, batch(), |body| {
-        let waiting = LegacyPost::read(&mut MessageReader::of(body.clone())).expect("messages").request_ids();
+        let waiting =
+            LegacyPost::read(&mut MessageReader::new(body.clone())).expect("messages").request_ids();
         black_box(waiting.len());
     });
     let same = listed("[", |_| r#"{"id":1,"method":"ping"}"#.to_owned(), "]");
     grows_with_its_input("Post::waiting, of one id", 1_000, same, |body| {
         assert_eq!(
-            LegacyPost::read(&mut MessageReader::of(body.clone())).expect("messages").request_ids().len(),
+            LegacyPost::read(&mut MessageReader::new(body.clone())).expect("messages").request_ids().len(),
             1
         );
     });
     let cancel = |at| format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{at}}}}}"#);
     grows_with_its_input("Post::cancels", 500, listed("[", cancel, "]"), |body| {
-        let post = LegacyPost::read(&mut MessageReader::of(body.clone())).expect("messages");
+        let post = LegacyPost::read(&mut MessageReader::new(body.clone())).expect("messages");
         black_box(post.cancelled_ids().count());
     });
     // Whatever is wrong with it.
     grows_with_its_input("Messages", 1_500, listed("[", |_| "[[1],{}]".to_owned(), ""), |body| {
-        black_box(MessageReader::of(body.clone()).count());
+        black_box(MessageReader::new(body.clone()).count());
     });
 }
 
@@ -115,7 +116,7 @@ fn answers_to_a_batch_are_seen_in_proportion() {
     let asked = |stream: &Bytes| {
         let asked = stream.windows(2).filter(|pair| pair == b"\n\n").count();
         let batch = listed("[", |at| format!(r#"{{"id":{at},"method":"ping"}}"#), "]")(asked);
-        LegacyPost::read(&mut MessageReader::of(batch)).expect("messages").request_ids()
+        LegacyPost::read(&mut MessageReader::new(batch)).expect("messages").request_ids()
     };
     grows_with_its_input("Answers", 1_000, answered, |stream| {
         let mut answers = ResponseTracker::new(asked(stream), 1 << 20);
@@ -201,7 +202,7 @@ fn an_answer_that_comes_in_small_pieces_is_read_in_proportion() {
     }
     let chunked = || {
         let head = http::Response::builder().header("transfer-encoding", "chunked").body(());
-        BodyFraming::of(&head.expect("a head")).expect("chunks")
+        BodyFraming::from_head(&head.expect("a head")).expect("chunks")
     };
     for (kind, body) in [
         ("the extension of a chunk", within("5;", "x", "\r\nhello\r\n0\r\n\r\n")),
@@ -254,7 +255,7 @@ fn a_message_of_many_parts_is_read_in_proportion() {
         black_box(edit.apply());
     });
     grows_with_its_input("canonical::value", 2_000, members(), |json| {
-        black_box(canonical::value(json));
+        black_box(canonical::canonicalize(json));
     });
     // The deepest that is understood, sorted anew on each level.
     let sorted = |parts: usize| {
@@ -262,7 +263,7 @@ fn a_message_of_many_parts_is_read_in_proportion() {
         Bytes::from(format!("{}0{}", level.repeat(100), "}".repeat(100)))
     };
     grows_with_its_input("canonical::value, nested", 20, sorted, |json| {
-        black_box(canonical::value(json));
+        black_box(canonical::canonicalize(json));
     });
     // As many as fit.
     grows_with_its_input("Capabilities::read", 500, members(), |json| {

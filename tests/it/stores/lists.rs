@@ -29,7 +29,7 @@ pub(super) async fn a_list_has_the_tasks_of_its_owner_only(store: Arc<dyn Store>
         assert_eq!(listed(&*store, &owner, None, 99).await, own);
         // Nor does another's place open a way to the other's tasks.
         for record in &all {
-            for found in listed(&*store, &owner, Some(&ListCursor::of(record)), 99).await {
+            for found in listed(&*store, &owner, Some(&ListCursor::from_record(record)), 99).await {
                 assert_eq!(found.owner, owner);
             }
         }
@@ -48,7 +48,10 @@ pub(super) async fn a_list_is_in_order_of_age_and_then_of_id(store: Arc<dyn Stor
     assert_eq!(listed(&*store, owner, None, 99).await, wanted);
     // From behind each of them on, the same.
     for (at, record) in wanted.iter().enumerate() {
-        assert_eq!(listed(&*store, owner, Some(&ListCursor::of(record)), 99).await, wanted[at + 1..]);
+        assert_eq!(
+            listed(&*store, owner, Some(&ListCursor::from_record(record)), 99).await,
+            wanted[at + 1..]
+        );
     }
 }
 
@@ -59,13 +62,13 @@ pub(super) async fn a_list_goes_on_behind_a_place_that_no_longer_exists(store: A
         inserted(&*store, Arc::clone(record)).await;
     }
     store.remove(&records[2].id).await.expect("removed");
-    let behind = listed(&*store, owner, Some(&ListCursor::of(&records[2])), 2).await;
+    let behind = listed(&*store, owner, Some(&ListCursor::from_record(&records[2])), 2).await;
     assert_eq!(behind, records[3..5]);
     // Places nobody ever had: before everything, between, behind everything.
     for (seconds, number, wanted) in
         [(0, 0, vec![1, 3, 4, 5]), (1, 9, vec![4, 5]), (2, 9, vec![]), (9, 0, vec![])]
     {
-        let place = ListCursor::of(&owned(number, owner, seconds));
+        let place = ListCursor::from_record(&owned(number, owner, seconds));
         let wanted: Vec<_> = wanted.into_iter().map(|at: usize| Arc::clone(&records[at])).collect();
         assert_eq!(listed(&*store, owner, Some(&place), 99).await, wanted, "{place:?}");
     }
@@ -73,7 +76,7 @@ pub(super) async fn a_list_goes_on_behind_a_place_that_no_longer_exists(store: A
     for record in &records {
         store.remove(&record.id).await.expect("removed");
     }
-    assert_eq!(listed(&*store, owner, Some(&ListCursor::of(&records[2])), 99).await, []);
+    assert_eq!(listed(&*store, owner, Some(&ListCursor::from_record(&records[2])), 99).await, []);
 }
 
 pub(super) async fn a_list_stays_within_its_limit(store: Arc<dyn Store>) {
@@ -85,7 +88,7 @@ pub(super) async fn a_list_stays_within_its_limit(store: Arc<dyn Store>) {
     }
     for limit in [0, 1, 4, 5, 6, usize::MAX] {
         assert_eq!(listed(&*store, owner, None, limit).await, records[..limit.min(5)]);
-        let behind = listed(&*store, owner, Some(&ListCursor::of(&records[1])), limit).await;
+        let behind = listed(&*store, owner, Some(&ListCursor::from_record(&records[1])), limit).await;
         assert_eq!(behind, records[2..2 + limit.min(3)]);
     }
 }
@@ -210,10 +213,10 @@ pub(super) async fn pages_lose_and_repeat_nothing_during_concurrent_changes(fres
         loop {
             let page = listed(&*store, &owner, place.as_ref(), 7).await;
             let Some(last) = page.last() else { break };
-            place = Some(ListCursor::of(last));
+            place = Some(ListCursor::from_record(last));
             // Only the last page is short: what went is made up for.
             let is_short = page.len() < 7;
-            seen.extend(page.iter().map(|record| ListCursor::of(record)));
+            seen.extend(page.iter().map(|record| ListCursor::from_record(record)));
             if is_short {
                 break;
             }
@@ -221,7 +224,7 @@ pub(super) async fn pages_lose_and_repeat_nothing_during_concurrent_changes(fres
         assert!(seen.is_sorted_by(|one, next| one < next), "out of order, or twice: {seen:?}");
         for record in &stay {
             assert!(
-                seen.binary_search(&ListCursor::of(record)).is_ok(),
+                seen.binary_search(&ListCursor::from_record(record)).is_ok(),
                 "{} was left out",
                 record.id.as_str()
             );

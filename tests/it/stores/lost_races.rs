@@ -23,12 +23,12 @@ struct Contended {
 
 #[async_trait]
 impl Store for Contended {
-    fn kept_clock(&self) -> Option<ClockReading> {
-        self.inner.kept_clock()
+    fn stored_clock(&self) -> Option<ClockReading> {
+        self.inner.stored_clock()
     }
 
-    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
-        self.inner.keep_clock(reading).await
+    async fn store_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+        self.inner.store_clock(reading).await
     }
 
     fn set_bounds(&self, bounds: StoreBounds) {
@@ -56,8 +56,8 @@ impl Store for Contended {
         self.inner.swap(version, record, flush).await
     }
 
-    async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
-        self.inner.anchor(id, anchor).await
+    async fn set_anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
+        self.inner.set_anchor(id, anchor).await
     }
 
     async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {

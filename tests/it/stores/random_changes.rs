@@ -112,14 +112,16 @@ pub(super) async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>)
             }
             Operation::List { owner, after, limit } => {
                 let after = after.map(|(number, minute)| match model.get(&number) {
-                    Some(record) => ListCursor::of(record),
+                    Some(record) => ListCursor::from_record(record),
                     None => ListCursor { created: START + MINUTE * minute, id: id(number) },
                 });
                 let found = listed(&*store, &owners[owner], after.as_ref(), limit).await;
                 let mut wanted: Vec<_> = model.values().cloned().collect();
                 wanted.retain(|record| record.owner == owners[owner]);
-                wanted.retain(|record| after.as_ref().is_none_or(|after| ListCursor::of(record) > *after));
-                wanted.sort_by_key(|record| ListCursor::of(record));
+                wanted.retain(|record| {
+                    after.as_ref().is_none_or(|after| ListCursor::from_record(record) > *after)
+                });
+                wanted.sort_by_key(|record| ListCursor::from_record(record));
                 wanted.truncate(limit);
                 let wanted: Vec<_> = wanted.iter().map(|record| without_result(record)).collect();
                 assert_eq!(found, wanted, "{operation:?}");

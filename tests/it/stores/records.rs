@@ -56,8 +56,8 @@ pub(super) async fn orphans_of_a_process_are_given_to_the_next_once(mut fresh: F
     fresh.change(3, TaskEvent::Returned { result: "{}".into() }).await;
     fresh.change(4, TaskEvent::CANCELLED_BY_CLIENT).await;
     fresh.change(5, TaskEvent::CANCELLED_BY_CLIENT).await;
-    fresh.store.anchor(&id(5), Some("to tell".into())).await.expect("kept");
-    fresh.store.anchor(&id(6), Some("to take up".into())).await.expect("kept");
+    fresh.store.set_anchor(&id(5), Some("to tell".into())).await.expect("kept");
+    fresh.store.set_anchor(&id(6), Some("to take up".into())).await.expect("kept");
     assert_eq!(fresh.orphans(9).await, [], "somebody sees to all of them");
     fresh.restart().await;
     inserted(&*fresh.store, record(7)).await;
@@ -71,7 +71,7 @@ pub(super) async fn orphans_of_a_process_are_given_to_the_next_once(mut fresh: F
     assert_eq!(fresh.orphans(9).await, [], "each is given once");
     // Whose process ends, too, before anything has become of them.
     fresh.restart().await;
-    fresh.store.anchor(&id(5), None).await.expect("kept");
+    fresh.store.set_anchor(&id(5), None).await.expect("kept");
     let found: Vec<_> = fresh.orphans(9).await.into_iter().map(|(id, _)| id).collect();
     assert_eq!(found, [id(1), id(2), id(6), id(7)]);
 }
@@ -79,18 +79,18 @@ pub(super) async fn orphans_of_a_process_are_given_to_the_next_once(mut fresh: F
 pub(super) async fn an_anchor_is_kept_until_it_is_of_no_use(mut fresh: Fresh) {
     for number in 1..=3 {
         inserted(&*fresh.store, record(number)).await;
-        fresh.store.anchor(&id(number), Some("first".into())).await.expect("kept");
+        fresh.store.set_anchor(&id(number), Some("first".into())).await.expect("kept");
     }
-    fresh.store.anchor(&id(9), Some("of nothing".into())).await.expect("no error");
+    fresh.store.set_anchor(&id(9), Some("of nothing".into())).await.expect("no error");
     // It is no change: who has read the version may still swap.
-    fresh.store.anchor(&id(1), Some("later".into())).await.expect("kept");
+    fresh.store.set_anchor(&id(1), Some("later".into())).await.expect("kept");
     assert!(swapped(&*fresh.store, RecordVersion::FIRST, record(1)).await);
     fresh.change(2, TaskEvent::CANCELLED_BY_CLIENT).await;
     fresh.change(3, TaskEvent::Failed { error: "{}".into(), message: None }).await;
     fresh.restart().await;
     let found = fresh.orphans(9).await;
     assert_eq!(found, [(id(1), Some("later".into())), (id(2), Some("first".into()))]);
-    fresh.store.anchor(&id(1), None).await.expect("kept");
+    fresh.store.set_anchor(&id(1), None).await.expect("kept");
     fresh.restart().await;
     assert_eq!(fresh.orphans(9).await[0], (id(1), None));
     fresh.store.remove(&id(1)).await.expect("removed");
@@ -248,7 +248,7 @@ pub(super) async fn a_large_result_returns_whole(store: Arc<dyn Store>) {
 }
 
 pub(super) async fn the_clock_is_kept_for_the_next_process(mut fresh: Fresh) {
-    assert_eq!(fresh.store.kept_clock(), None);
+    assert_eq!(fresh.store.stored_clock(), None);
     let reading = |millis, offset| ClockReading {
         time: START + std::time::Duration::from_millis(millis),
         offset: ClockOffset::from_millis(offset),
@@ -256,11 +256,11 @@ pub(super) async fn the_clock_is_kept_for_the_next_process(mut fresh: Fresh) {
     let day = 24 * 60 * 60 * 1000;
     for last in [reading(2, 400 * day), reading(1, -20_000 * day), reading(3, 0)] {
         for kept in [reading(7, 7), last] {
-            fresh.store.keep_clock(kept).await.expect("kept");
+            fresh.store.store_clock(kept).await.expect("kept");
         }
         fresh.store.close().await;
         fresh.store = (fresh.next)();
-        assert_eq!(fresh.store.kept_clock(), Some(last));
+        assert_eq!(fresh.store.stored_clock(), Some(last));
     }
 }
 

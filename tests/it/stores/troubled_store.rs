@@ -124,16 +124,16 @@ impl Store for Troubled {
         asked!(self, self.inner.swap(version, Arc::clone(&record), flush))
     }
 
-    async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
-        asked!(self, self.inner.anchor(id, anchor.clone()))
+    async fn set_anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
+        asked!(self, self.inner.set_anchor(id, anchor.clone()))
     }
 
-    fn kept_clock(&self) -> Option<ClockReading> {
-        self.inner.kept_clock()
+    fn stored_clock(&self) -> Option<ClockReading> {
+        self.inner.stored_clock()
     }
 
-    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
-        asked!(self, self.inner.keep_clock(reading))
+    async fn store_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+        asked!(self, self.inner.store_clock(reading))
     }
 
     async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {

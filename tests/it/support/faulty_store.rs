@@ -286,10 +286,10 @@ impl Store for FaultyStore {
         done
     }
 
-    async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
+    async fn set_anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
         self.begins(Op::Anchor).await?;
         self.passes(Op::Anchor, false).await;
-        let done = self.inner.anchor(id, anchor).await;
+        let done = self.inner.set_anchor(id, anchor).await;
         self.passes(Op::Anchor, true).await;
         self.may_yield().await;
         done
@@ -353,15 +353,15 @@ impl Store for FaultyStore {
         done
     }
 
-    fn kept_clock(&self) -> Option<ClockReading> {
-        self.inner.kept_clock()
+    fn stored_clock(&self) -> Option<ClockReading> {
+        self.inner.stored_clock()
     }
 
-    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+    async fn store_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
         self.begins(Op::KeepClock).await?;
         // A halted store does nothing.
         self.passes(Op::KeepClock, false).await;
-        let done = self.inner.keep_clock(reading).await;
+        let done = self.inner.store_clock(reading).await;
         self.may_yield().await;
         done
     }

@@ -38,13 +38,13 @@ impl LimitHits {
 }
 
 fn count(key: &str) -> u64 {
-    let limits = telemetry::limits();
+    let limits = telemetry::limit_snapshots();
     limits.iter().find(|limit| limit.limit == key).unwrap_or_else(|| panic!("{key} is not counted")).hits
 }
 
 /// All that is counted, by name and labels.
 pub(crate) fn counts() -> BTreeMap<String, f64> {
-    let text = String::from_utf8(metrics::write(&metrics::GaugeSnapshot::default())).expect("text");
+    let text = String::from_utf8(metrics::write_text(&metrics::GaugeSnapshot::default())).expect("text");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let samples = lines.filter_map(|line| line.rsplit_once(' '));
     samples.map(|(name, value)| (name.to_owned(), value.parse().expect("a number"))).collect()

@@ -12,7 +12,7 @@ use crate::{
     },
 };
 use deferral::internals::{
-    policy::TaskQuotas, protocol::Timestamp, store::Store as _, task::Record, telemetry::limits,
+    policy::TaskQuotas, protocol::Timestamp, store::Store as _, task::Record, telemetry::limit_snapshots,
 };
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -268,7 +268,7 @@ fn usize_of(count: f64) -> usize {
 }
 
 fn hits(limit: &str) -> u64 {
-    limits().iter().find(|it| it.limit == limit).expect("it is counted").hits
+    limit_snapshots().iter().find(|it| it.limit == limit).expect("it is counted").hits
 }
 
 async fn client(world: &EngineAndServer, holds: Holds, ending: Ending) -> Client {

@@ -182,7 +182,7 @@ impl SteppedLedger {
         let (store, wall) = (FaultyStore::new(), Arc::new(AtomicU64::new(NOON)));
         let shown = Arc::clone(&wall);
         let read = move || WallTime::from_millis(shown.load(Ordering::Relaxed));
-        let clock = Arc::new(SteadyClock::resume(store.kept_clock(), read));
+        let clock = Arc::new(SteadyClock::resume(store.stored_clock(), read));
         let ledger = TaskLedger::new(store.clone(), None, TaskQuotas::default(), clock.clone());
         Self { ledger, store, clock, wall }
     }
@@ -200,14 +200,14 @@ impl SteppedLedger {
     }
 
     fn kept(&self) -> Option<i64> {
-        self.store.kept_clock().map(|kept| kept.offset.as_millis())
+        self.store.stored_clock().map(|kept| kept.offset.as_millis())
     }
 
     /// Remaining lifetime of the task for a process that starts now, after this one was killed.
     fn left(&self, record: &Record) -> Duration {
         let shown = Arc::clone(&self.wall);
         let read = move || WallTime::from_millis(shown.load(Ordering::Relaxed));
-        let next = SteadyClock::resume(self.store.kept_clock(), read);
+        let next = SteadyClock::resume(self.store.stored_clock(), read);
         record.due_at().since(next.timestamp())
     }
 }
@@ -261,12 +261,12 @@ async fn the_time_line_is_stored_each_minute_while_there_are_tasks() {
     let (_drain, stopping) = Drain::new();
     let sweeping = tokio::spawn(Arc::clone(&ledger).maintain(Vec::new(), stopping));
     tokio::time::sleep(Duration::from_secs(600)).await;
-    assert_eq!(store.kept_clock(), None, "nothing is stored without tasks");
+    assert_eq!(store.stored_clock(), None, "nothing is stored without tasks");
     let record = record(&clock);
     let custody = ledger.admit(record.clone()).await.expect("there is room");
     for _ in 0..3 {
         tokio::time::sleep(Duration::from_secs(61)).await;
-        let kept = store.kept_clock().expect("it is kept");
+        let kept = store.stored_clock().expect("it is kept");
         assert_eq!(kept.offset, ClockOffset::ZERO);
         assert!(clock.timestamp().since(kept.time) <= Duration::from_secs(65), "{kept:?}");
     }
@@ -274,7 +274,7 @@ async fn the_time_line_is_stored_each_minute_while_there_are_tasks() {
     sweeping.abort();
     ledger.close().await;
     assert_eq!(
-        store.kept_clock().map(|kept| kept.time),
+        store.stored_clock().map(|kept| kept.time),
         Some(clock.timestamp()),
         "the last time is stored at shutdown"
     );

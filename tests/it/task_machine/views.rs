@@ -333,9 +333,12 @@ fn the_reason_of_a_failed_task_is_a_bounded_text() {
         (tool(r#"[{"type":"text","text":" \n"},{"type":"text","text":"no disk"}]"#), Some("no disk")),
         (tool("[]"), None),
         (tool("null"), None),
-        (tool(&format!(r#"[{{"type":"text","text":"{long}"}}]"#)), Some(&long[..status_message::LONGEST])),
+        (
+            tool(&format!(r#"[{{"type":"text","text":"{long}"}}]"#)),
+            Some(&long[..status_message::MAX_STATUS_MESSAGE_BYTES]),
+        ),
         (call(Some("boom".into())), Some("boom")),
-        (call(Some(long.clone())), Some(&long[..status_message::LONGEST])),
+        (call(Some(long.clone())), Some(&long[..status_message::MAX_STATUS_MESSAGE_BYTES])),
         (call(Some(String::new())), None),
         (call(None), None),
     ] {
@@ -350,7 +353,7 @@ fn the_reason_of_a_failed_task_is_a_bounded_text() {
     }
     // Nor are there too many of them while it works: every poll and every list repeats them.
     let works = status(progressed(&long));
-    assert_eq!(works["statusMessage"].as_str(), Some(&long[..status_message::LONGEST]));
+    assert_eq!(works["statusMessage"].as_str(), Some(&long[..status_message::MAX_STATUS_MESSAGE_BYTES]));
 }
 
 #[test]

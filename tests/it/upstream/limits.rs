@@ -43,8 +43,10 @@ async fn unread_notifications_are_bounded() {
     use tokio::sync::broadcast::error::{RecvError, TryRecvError};
     const KEPT: usize = 256;
     let world = UpstreamAndServer::new(Options::default()).await;
-    let (mut idle, mut busy) =
-        (world.upstream.watch(Principal::ANONYMOUS), world.upstream.watch(Principal::ANONYMOUS));
+    let (mut idle, mut busy) = (
+        world.upstream.subscribe_changes(Principal::ANONYMOUS),
+        world.upstream.subscribe_changes(Principal::ANONYMOUS),
+    );
     let mut replies = world.upstream.call(request(1, Method::ToolsCall, MUTE));
     let arrived = tokio::select! {
         call = world.server.call() => call,

@@ -76,7 +76,7 @@ async fn our_headers_are_in_every_request_in_the_place_of_the_callers() {
     });
     let world = UpstreamAndServer::with(options, |config| config.headers = Arc::new(own_headers())).await;
     let caller = token("Bearer theirs");
-    let report = world.upstream.watch(caller.principal);
+    let report = world.upstream.subscribe_changes(caller.principal);
     let call = OutgoingCall { caller: caller.clone(), ..request(1, Method::ToolsCall, MUTE) };
     let mut call = world.send(call);
     let arrived = world.server.call().await;

@@ -13,7 +13,7 @@ use hyper_util::{
 use std::{error::Error, sync::Arc, time::Duration};
 use tokio::time::timeout;
 
-/// Client of a collector.
+/// A client of an OTLP collector.
 pub(super) struct OtlpCollector {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     endpoint: Uri,
@@ -25,12 +25,13 @@ pub(super) struct OtlpCollector {
 /// A failed export.
 #[derive(Debug)]
 pub(super) struct ExportError {
-    pub(super) why: String,
-    /// Whether a retry could help, and after which time if the collector sent one.
+    /// The reason, for the log.
+    pub(super) reason: String,
+    /// `Some` if a retry could help; the inner value is the delay that the collector requested, if any.
     pub(super) retry: Option<Option<Duration>>,
 }
 
-/// Maximum size of a response, in bytes.
+/// Maximum size of a collector's response, in bytes.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// Maximum length of a collector's message in the log, in characters.
@@ -41,7 +42,7 @@ pub(super) const MAX_REASON_CHARS: usize = 200;
 impl OtlpCollector {
     pub(super) fn new(settings: &ExportSettings) -> Self {
         let mut roots = rustls::RootCertStore::empty();
-        // Without root certificates the connection fails with an explicit error.
+        // If there are no root certificates, the connection fails with an explicit error.
         if settings.endpoint.scheme_str() == Some("https") {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
@@ -59,13 +60,13 @@ impl OtlpCollector {
         let mut client = Client::builder(TokioExecutor::new());
         client.http2_only(settings.protocol == OtlpProtocol::Grpc);
         let mut headers = settings.headers.clone();
-        let mut carry = |name, value| headers.insert(name, HeaderValue::from_static(value));
-        carry(header::USER_AGENT, concat!("deferral/", env!("CARGO_PKG_VERSION")));
+        let mut set_header = |name, value| headers.insert(name, HeaderValue::from_static(value));
+        set_header(header::USER_AGENT, concat!("deferral/", env!("CARGO_PKG_VERSION")));
         match settings.protocol {
-            OtlpProtocol::Http => drop(carry(header::CONTENT_TYPE, "application/x-protobuf")),
+            OtlpProtocol::Http => drop(set_header(header::CONTENT_TYPE, "application/x-protobuf")),
             OtlpProtocol::Grpc => {
-                carry(header::CONTENT_TYPE, "application/grpc");
-                carry(header::TE, "trailers");
+                set_header(header::CONTENT_TYPE, "application/grpc");
+                set_header(header::TE, "trailers");
             }
         }
         Self {
@@ -77,47 +78,48 @@ impl OtlpCollector {
         }
     }
 
-    /// Sends one export. Returns the spans that were rejected, if any were.
+    /// Sends one export. Returns how many spans the collector rejected, and why; `None` if it accepted all.
     ///
     /// # Errors
-    /// [`ExportError`] if nothing was accepted.
+    /// [`ExportError`] if the collector accepted nothing.
     pub(super) async fn export(&self, request: Bytes) -> Result<Option<PartialSuccess>, ExportError> {
         let body = match self.protocol {
             OtlpProtocol::Http => request,
-            OtlpProtocol::Grpc => framed(&request),
+            OtlpProtocol::Grpc => frame_message(&request),
         };
         let mut post = Request::new(Full::new(body));
         *post.method_mut() = Method::POST;
         *post.uri_mut() = self.endpoint.clone();
         *post.headers_mut() = self.headers.clone();
-        let answered = async {
-            let answer = self.client.request(post).await.map_err(|error| connection_error(&error))?;
-            let (head, body) = answer.into_parts();
+        let exchange = async {
+            let response = self.client.request(post).await.map_err(|error| connection_error(&error))?;
+            let (head, body) = response.into_parts();
             let body = Limited::new(body, MAX_RESPONSE_BYTES)
                 .collect()
                 .await
                 .map_err(|error| connection_error(&*error))?;
             Ok(Response::from_parts(head, body))
         };
-        let answer = timeout(self.timeout, answered).await.unwrap_or_else(|_| {
-            let why = format!("no response within {:?}", self.timeout);
-            Err(ExportError { why, retry: Some(None) })
+        let response = timeout(self.timeout, exchange).await.unwrap_or_else(|_| {
+            let reason = format!("no response within {:?}", self.timeout);
+            Err(ExportError { reason, retry: Some(None) })
         })?;
         match self.protocol {
-            OtlpProtocol::Http => read_http_response(answer),
-            OtlpProtocol::Grpc => read_grpc_response(answer),
+            OtlpProtocol::Http => read_http_response(response),
+            OtlpProtocol::Grpc => read_grpc_response(response),
         }
     }
 }
 
+/// The error for a failed connection, with all its causes; a retry could help.
 fn connection_error(error: &(dyn Error + 'static)) -> ExportError {
     let causes = std::iter::successors(Some(error), |error| (*error).source());
-    let words: Vec<_> = causes.map(ToString::to_string).collect();
-    ExportError { why: words.join(": "), retry: Some(None) }
+    let messages: Vec<_> = causes.map(ToString::to_string).collect();
+    ExportError { reason: messages.join(": "), retry: Some(None) }
 }
 
 /// Frames a message for gRPC: uncompressed, with a length prefix.
-fn framed(message: &[u8]) -> Bytes {
+fn frame_message(message: &[u8]) -> Bytes {
     let mut framed = BytesMut::with_capacity(message.len() + 5);
     framed.put_u8(0);
     framed.put_u32(u32::try_from(message.len()).expect("a batch is smaller than 4 GiB"));
@@ -125,46 +127,50 @@ fn framed(message: &[u8]) -> Bytes {
     framed.freeze()
 }
 
-fn read_http_response(answer: Response<Collected<Bytes>>) -> Result<Option<PartialSuccess>, ExportError> {
-    let (head, body) = answer.into_parts();
+fn read_http_response(response: Response<Collected<Bytes>>) -> Result<Option<PartialSuccess>, ExportError> {
+    let (head, body) = response.into_parts();
     if head.status.is_success() {
         return Ok(PartialSuccess::read(&body.to_bytes()));
     }
-    // OTLP, *Failures*.
-    let again = matches!(
+    // These statuses allow a retry (OTLP, *Failures*).
+    let is_retryable = matches!(
         head.status,
         StatusCode::TOO_MANY_REQUESTS
             | StatusCode::BAD_GATEWAY
             | StatusCode::SERVICE_UNAVAILABLE
             | StatusCode::GATEWAY_TIMEOUT
     );
-    let after = head.headers.get(header::RETRY_AFTER).and_then(|after| after.to_str().ok()?.parse().ok());
+    let retry_after =
+        head.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     Err(ExportError {
-        why: format!("HTTP {}", head.status.as_u16()),
-        retry: again.then(|| after.map(Duration::from_secs)),
+        reason: format!("HTTP {}", head.status.as_u16()),
+        retry: is_retryable.then(|| retry_after.map(Duration::from_secs)),
     })
 }
 
-fn read_grpc_response(answer: Response<Collected<Bytes>>) -> Result<Option<PartialSuccess>, ExportError> {
-    let (head, body) = answer.into_parts();
-    // A response without a body has its trailers in the head.
+fn read_grpc_response(response: Response<Collected<Bytes>>) -> Result<Option<PartialSuccess>, ExportError> {
+    let (head, body) = response.into_parts();
+    // A gRPC response without a body has its trailers in the head.
     let trailers = body.trailers().filter(|trailers| trailers.contains_key("grpc-status"));
-    let end = trailers.unwrap_or(&head.headers).clone();
-    let trailer = |name: &str| end.get(name).and_then(|value| value.to_str().ok());
+    let trailers_or_head = trailers.unwrap_or(&head.headers).clone();
+    let trailer = |name: &str| trailers_or_head.get(name).and_then(|value| value.to_str().ok());
     let code: Option<u8> = trailer("grpc-status").and_then(|code| code.parse().ok());
     match code {
         Some(0) => Ok(body.to_bytes().get(5..).and_then(PartialSuccess::read)),
         Some(code) => {
-            let words: String =
+            let message: String =
                 trailer("grpc-message").unwrap_or_default().chars().take(MAX_REASON_CHARS).collect();
-            // OTLP, *OTLP/gRPC Response*: retryable codes.
-            let again = matches!(code, 1 | 4 | 8 | 10 | 11 | 14 | 15);
-            Err(ExportError { why: format!("gRPC status {code} {words}"), retry: again.then_some(None) })
+            // These codes allow a retry (OTLP, *OTLP/gRPC Response*).
+            let is_retryable = matches!(code, 1 | 4 | 8 | 10 | 11 | 14 | 15);
+            Err(ExportError {
+                reason: format!("gRPC status {code} {message}"),
+                retry: is_retryable.then_some(None),
+            })
         }
         None => {
-            let again = head.status.is_server_error() || head.status == StatusCode::TOO_MANY_REQUESTS;
-            let why = format!("HTTP {} without a gRPC status", head.status.as_u16());
-            Err(ExportError { why, retry: again.then_some(None) })
+            let is_retryable = head.status.is_server_error() || head.status == StatusCode::TOO_MANY_REQUESTS;
+            let reason = format!("HTTP {} without a gRPC status", head.status.as_u16());
+            Err(ExportError { reason, retry: is_retryable.then_some(None) })
         }
     }
 }
@@ -193,7 +199,7 @@ mod tests {
             OtlpProtocol::Http,
         ));
         let not_taken = collector.export(Bytes::new()).await.expect_err("it never ends");
-        assert!(not_taken.why.contains("limit"), "{not_taken:?}");
+        assert!(not_taken.reason.contains("limit"), "{not_taken:?}");
         server.await.expect("it is let go");
     }
 

@@ -1,8 +1,8 @@
 //! Export to a collector: spans are batched and sent by a separate runtime task.
 //!
-//! Requests never wait for it. An ended span goes into a queue; if the queue is full, the span is dropped and
-//! counted. A failed export is retried a few times while the queue fills; losses are logged once a minute. At
-//! shutdown the remaining spans are sent, within a time limit.
+//! Requests never wait for the export. An ended span goes into a queue; if the queue is full, the span is
+//! dropped and counted. A failed export is retried a few times while the queue fills; losses are logged once
+//! a minute. At shutdown the remaining spans are sent, within a time limit.
 
 mod collector;
 mod protobuf;
@@ -31,41 +31,42 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Maximum number of queued spans; further ones are dropped and counted. The SDKs use the same number; about
-/// 3 MiB.
+/// Maximum number of queued spans (about 3 MiB); further ones are dropped and counted. The OpenTelemetry SDKs
+/// use the same number.
 const QUEUE: usize = 2048;
 
 /// Maximum number of spans in one export.
 const BATCH: usize = 512;
 
-/// Maximum time that a span waits for others.
-const DELAY: Duration = Duration::from_secs(5);
+/// Maximum time that a span waits until an export has more spans.
+const BATCH_DELAY: Duration = Duration::from_secs(5);
 
 /// Maximum number of retries of an export.
 const RETRIES: u32 = 3;
 
-/// Pause before the first retry. It doubles with each further one, and is longer if the collector requests
-/// it.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Delay before the first retry of an export. It doubles with each further retry, and is longer if the
+/// collector requests it.
+const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Maximum pause that a collector can request.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Maximum delay before a retry that a collector can request.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 
 /// Minimum time between two reports of lost spans.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Handle of the running exporter.
+/// The handle of the running exporter.
 #[derive(Debug)]
 pub struct ExporterHandle {
     closing: CancellationToken,
-    work: JoinHandle<()>,
+    task: JoinHandle<()>,
 }
 
-/// Sends one request to the collector.
+/// A function that sends one request to the collector.
 type ExportFn = Box<dyn Fn(Bytes) -> BoxFuture<'static, Result<Option<PartialSuccess>, ExportError>> + Send>;
 
+/// The runtime task that exports ended spans.
 struct SpanExporter {
-    ended: mpsc::Receiver<Box<SpanRecord>>,
+    queue: mpsc::Receiver<Box<SpanRecord>>,
     export: ExportFn,
     resource: Vec<(String, String)>,
     closing: CancellationToken,
@@ -78,55 +79,61 @@ struct LossReporter {
     dropped: Arc<AtomicU64>,
     /// Spans that the collector did not accept.
     refused: u64,
-    why: String,
-    /// No report before this time.
+    /// The last reason; empty if no export failed.
+    reason: String,
+    /// A timer until the next report is allowed; `None` if it is allowed now.
     next_report: Option<Pin<Box<Sleep>>>,
 }
 
-/// Starts the export to a collector. Must be called within a runtime.
-pub fn start(settings: &ExportSettings, world: TraceSources) -> (Tracer, ExporterHandle) {
+/// Starts the export to a collector; returns the tracer for the spans, and the handle to stop the export.
+/// Must be called within a runtime.
+pub fn start(settings: &ExportSettings, sources: TraceSources) -> (Tracer, ExporterHandle) {
     let collector = Arc::new(OtlpCollector::new(settings));
     let export = move |request| {
         let collector = Arc::clone(&collector);
         async move { collector.export(request).await }.boxed()
     };
-    start_with(Box::new(export), settings, world)
+    start_with(Box::new(export), settings, sources)
 }
 
-fn start_with(export: ExportFn, settings: &ExportSettings, world: TraceSources) -> (Tracer, ExporterHandle) {
-    let (sender, ended) = mpsc::channel(QUEUE);
+fn start_with(
+    export: ExportFn,
+    settings: &ExportSettings,
+    sources: TraceSources,
+) -> (Tracer, ExporterHandle) {
+    let (sender, queue) = mpsc::channel(QUEUE);
     let (dropped, closing) = (Arc::<AtomicU64>::default(), CancellationToken::new());
     let exporter = SpanExporter {
-        ended,
+        queue,
         export,
-        resource: resource(settings, world),
+        resource: resource_attributes(settings, sources),
         closing: closing.clone(),
         losses: LossReporter {
             dropped: Arc::clone(&dropped),
             refused: 0,
-            why: String::new(),
+            reason: String::new(),
             next_report: None,
         },
     };
-    let work = tokio::spawn(exporter.run());
-    let tracer = Tracer::new(SpanRecorder { sampler: settings.sampler, world, ended: sender, dropped });
-    (tracer, ExporterHandle { closing, work })
+    let task = tokio::spawn(exporter.run());
+    let tracer = Tracer::new(SpanRecorder { sampler: settings.sampler, sources, queue: sender, dropped });
+    (tracer, ExporterHandle { closing, task })
 }
 
-/// The resource attributes of this process. Those of the operator take precedence.
-fn resource(settings: &ExportSettings, world: TraceSources) -> Vec<(String, String)> {
-    let drawn = u128::from_be_bytes(*(world.random)().first_chunk().expect("the array is longer"));
-    let own = [
+/// The resource attributes of this process. Configured ones take precedence.
+fn resource_attributes(settings: &ExportSettings, sources: TraceSources) -> Vec<(String, String)> {
+    let instance_id = u128::from_be_bytes(*(sources.random)().first_chunk().expect("the array is longer"));
+    let defaults = [
         ("service.name", "deferral".to_owned()),
         ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("service.instance.id", format!("{drawn:032x}")),
+        ("service.instance.id", format!("{instance_id:032x}")),
         ("telemetry.sdk.name", "deferral".to_owned()),
         ("telemetry.sdk.language", "rust".to_owned()),
         ("telemetry.sdk.version", env!("CARGO_PKG_VERSION").to_owned()),
     ];
     let mut resource = settings.resource.clone();
-    for (key, value) in own {
-        if !resource.iter().any(|(known, _)| known == key) {
+    for (key, value) in defaults {
+        if !resource.iter().any(|(configured, _)| configured == key) {
             resource.push((key.to_owned(), value));
         }
     }
@@ -136,12 +143,12 @@ fn resource(settings: &ExportSettings, world: TraceSources) -> Vec<(String, Stri
 // === impl ExporterHandle ===
 
 impl ExporterHandle {
-    /// Sends the remaining spans, at most for `limit`.
+    /// Stops the export: sends the remaining spans, and waits for this at most for `limit`.
     pub async fn close(self, limit: Duration) {
         self.closing.cancel();
-        let work = self.work.abort_handle();
-        if timeout(limit, self.work).await.is_err() {
-            work.abort();
+        let abort_handle = self.task.abort_handle();
+        if timeout(limit, self.task).await.is_err() {
+            abort_handle.abort();
         }
     }
 }
@@ -152,68 +159,68 @@ impl SpanExporter {
     async fn run(mut self) {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
-            self.gather(&mut batch).await;
+            self.collect_batch(&mut batch).await;
             if batch.is_empty() {
                 break;
             }
             let count = batch.len() as u64;
             let request = Bytes::from(protobuf::export_request(&batch, &self.resource));
-            // The spans are not needed while waiting for the collector.
+            // Drop the encoded spans before waiting for the collector.
             batch.clear();
             self.send(request, count).await;
             self.losses.report_losses();
         }
-        // The last report is not delayed.
+        // Write the last report at once.
         self.losses.next_report = None;
         self.losses.report_losses();
     }
 
-    /// Collects spans for one export, until the batch is full or the oldest span has waited long enough. An
-    /// empty batch means the end.
+    /// Collects spans for one export, until the batch is full or its oldest span has waited long enough. The
+    /// batch is empty at the end.
     #[expect(clippy::vec_box, reason = "as they come out of the queue, in which each is a pointer")]
-    async fn gather(&mut self, batch: &mut Vec<Box<SpanRecord>>) {
-        let Self { ended, closing, losses, .. } = self;
-        let mut due = None::<Pin<Box<Sleep>>>;
+    async fn collect_batch(&mut self, batch: &mut Vec<Box<SpanRecord>>) {
+        let Self { queue, closing, losses, .. } = self;
+        let mut deadline = None::<Pin<Box<Sleep>>>;
         while batch.len() < BATCH {
-            let room = BATCH - batch.len();
+            let free = BATCH - batch.len();
             tokio::select! {
                 biased;
                 () = closing.cancelled() => {
-                    while batch.len() < BATCH && let Ok(span) = ended.try_recv() {
+                    while batch.len() < BATCH && let Ok(span) = queue.try_recv() {
                         batch.push(span);
                     }
                     return;
                 }
-                count = ended.recv_many(batch, room) => {
-                    // All tracers were dropped.
+                count = queue.recv_many(batch, free) => {
+                    // The count is 0 once all tracers were dropped.
                     if count == 0 {
                         return;
                     }
-                    due.get_or_insert_with(|| Box::pin(sleep(DELAY)));
+                    deadline.get_or_insert_with(|| Box::pin(sleep(BATCH_DELAY)));
                 }
-                () = async { due.as_mut().expect("the timer is set").await }, if due.is_some() => return,
+                () = async { deadline.as_mut().expect("the timer is set").await }, if deadline.is_some() => return,
                 () = losses.wait_until_due() => losses.report_losses(),
             }
         }
     }
 
-    /// Sends one export, with retries.
+    /// Sends one export of `count` spans, with retries; counts the spans that are lost.
     async fn send(&mut self, request: Bytes, count: u64) {
         for attempt in 0.. {
-            let not_taken = match (self.export)(request.clone()).await {
+            let error = match (self.export)(request.clone()).await {
                 Ok(None) => return,
                 Ok(Some(partial)) => {
-                    let words: String = partial.message.chars().take(MAX_REASON_CHARS).collect();
-                    return self.losses.add_refused(partial.rejected.min(count), words);
+                    let reason: String = partial.message.chars().take(MAX_REASON_CHARS).collect();
+                    return self.losses.add_refused(partial.rejected.min(count), reason);
                 }
-                Err(not_taken) => not_taken,
+                Err(error) => error,
             };
-            let (Some(wanted), 0..RETRIES, false) = (not_taken.retry, attempt, self.closing.is_cancelled())
+            let (Some(requested), 0..RETRIES, false) = (error.retry, attempt, self.closing.is_cancelled())
             else {
-                return self.losses.add_refused(count, not_taken.why);
+                return self.losses.add_refused(count, error.reason);
             };
-            let pause = PAUSE * (1 << attempt);
-            let pause = wanted.map_or(pause, |wanted| wanted.clamp(pause, LONGEST_PAUSE));
+            let pause = FIRST_RETRY_DELAY * (1 << attempt);
+            let pause = requested.map_or(pause, |requested| requested.clamp(pause, MAX_RETRY_DELAY));
             tokio::select! {
                 () = sleep(pause) => {}
                 // At shutdown, retry once without a pause.
@@ -226,15 +233,16 @@ impl SpanExporter {
 // === impl LossReporter ===
 
 impl LossReporter {
-    fn add_refused(&mut self, count: u64, why: String) {
-        (self.refused, self.why) = (self.refused + count, why);
+    /// Counts spans that the collector did not accept.
+    fn add_refused(&mut self, count: u64, reason: String) {
+        (self.refused, self.reason) = (self.refused + count, reason);
     }
 
-    /// Waits until a report is allowed.
+    /// Waits until a report is allowed again; for ever if it is allowed now.
     async fn wait_until_due(&mut self) {
         match &mut self.next_report {
-            Some(quiet) => quiet.await,
-            // The next export reports the losses.
+            Some(timer) => timer.await,
+            // The next export reports the losses, so there is nothing to wait for.
             None => std::future::pending().await,
         }
         self.next_report = None;
@@ -246,11 +254,11 @@ impl LossReporter {
             return;
         }
         let dropped = self.dropped.swap(0, Ordering::Relaxed);
-        if dropped == 0 && self.refused == 0 && self.why.is_empty() {
+        if dropped == 0 && self.refused == 0 && self.reason.is_empty() {
             return;
         }
-        SpansLost { dropped, refused: std::mem::take(&mut self.refused), why: &self.why }.emit();
-        self.why.clear();
+        SpansLost { dropped, refused: std::mem::take(&mut self.refused), why: &self.reason }.emit();
+        self.reason.clear();
         self.next_report = Some(Box::pin(sleep(REPORT_INTERVAL)));
     }
 }
@@ -290,7 +298,7 @@ mod tests {
     }
 
     fn gone(again: Option<Duration>) -> Result<Option<PartialSuccess>, ExportError> {
-        Err(ExportError { why: "gone".to_owned(), retry: Some(again) })
+        Err(ExportError { reason: "gone".to_owned(), retry: Some(again) })
     }
 
     fn span(tracer: &Tracer) {
@@ -314,16 +322,16 @@ mod tests {
     async fn spans_are_sent_in_batches_by_time_and_size() {
         let (tracer, exporting, times) = collector(async || Ok(None));
         span(&tracer);
-        sleep(DELAY / 2).await;
+        sleep(BATCH_DELAY / 2).await;
         span(&tracer);
-        sleep(DELAY).await;
-        assert_eq!(times.lock().unwrap()[..], [DELAY.as_secs()]);
+        sleep(BATCH_DELAY).await;
+        assert_eq!(times.lock().unwrap()[..], [BATCH_DELAY.as_secs()]);
         for _ in 0..=BATCH {
             span(&tracer);
         }
         sleep(Duration::from_millis(1)).await;
         assert_eq!(times.lock().unwrap().len(), 2, "the one beyond waits");
-        exporting.close(DELAY).await;
+        exporting.close(BATCH_DELAY).await;
         assert_eq!(times.lock().unwrap().len(), 3, "it is sent at the end");
     }
 
@@ -341,8 +349,8 @@ mod tests {
         }
         assert_eq!(times.lock().unwrap().len(), 1);
         let began = now();
-        exporting.close(DELAY).await;
-        assert_eq!(now() - began, DELAY, "it is not waited for any longer");
+        exporting.close(BATCH_DELAY).await;
+        assert_eq!(now() - began, BATCH_DELAY, "it is not waited for any longer");
         assert!(lines.lock().unwrap().is_empty(), "no report after the end");
         drop(tracer);
     }
@@ -354,9 +362,9 @@ mod tests {
         for _ in 0..QUEUE + 70 {
             span(&tracer);
         }
-        sleep(DELAY).await;
+        sleep(BATCH_DELAY).await;
         assert_eq!(lines.lock().unwrap()[..], [r#"dropped=70 refused=0 why="""#]);
-        exporting.close(DELAY).await;
+        exporting.close(BATCH_DELAY).await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -372,7 +380,7 @@ mod tests {
         let lines = std::mem::take(&mut *lines.lock().unwrap());
         assert_eq!(lines[..2], ["dropped=0 refused=1 why=gone", "dropped=0 refused=3 why=gone"]);
         assert!(lines.len() <= 5, "{lines:#?}");
-        exporting.close(DELAY).await;
+        exporting.close(BATCH_DELAY).await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -380,8 +388,8 @@ mod tests {
         let (tracer, exporting, times) = collector(async || gone(Some(Duration::from_secs(3600))));
         span(&tracer);
         sleep(Duration::from_secs(300)).await;
-        let pause = LONGEST_PAUSE.as_secs();
+        let pause = MAX_RETRY_DELAY.as_secs();
         assert_eq!(times.lock().unwrap()[..], [5, 5 + pause, 5 + 2 * pause, 5 + 3 * pause]);
-        exporting.close(DELAY).await;
+        exporting.close(BATCH_DELAY).await;
     }
 }

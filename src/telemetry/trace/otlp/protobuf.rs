@@ -61,7 +61,7 @@ fn span(record: &SpanRecord) -> Span {
         SpanKind::Client => span::SpanKind::Client,
     };
     let status = record
-        .failed
+        .error_message
         .as_ref()
         .map(|message| Status { message: message.to_string(), code: StatusCode::Error.into() });
     Span {
@@ -104,10 +104,10 @@ fn link(linked: &TraceContext) -> Link {
 
 fn attributes(pairs: &[(&'static str, AttributeValue)]) -> Vec<KeyValue> {
     let value = |value: &AttributeValue| match value {
-        AttributeValue::Word(word) => Value::StringValue((*word).to_owned()),
+        AttributeValue::Static(text) => Value::StringValue((*text).to_owned()),
         AttributeValue::Text(text) => Value::StringValue(text.to_string()),
-        AttributeValue::Truth(truth) => Value::BoolValue(*truth),
-        AttributeValue::Number(number) => Value::IntValue(*number),
+        AttributeValue::Boolean(value) => Value::BoolValue(*value),
+        AttributeValue::Integer(number) => Value::IntValue(*number),
     };
     pairs.iter().map(|(key, it)| key_value(key, value(it))).collect()
 }
@@ -167,7 +167,7 @@ mod tests {
                 ("word", "w".into()),
                 ("text", String::new().into()),
                 ("no", false.into()),
-                ("less", AttributeValue::Number(-7)),
+                ("less", AttributeValue::Integer(-7)),
                 ("none", 0.into()),
             ],
             events: vec![SpanEvent {
@@ -177,7 +177,7 @@ mod tests {
             }],
             events_omitted: 300,
             links: smallvec![context(9)],
-            failed: Some("no answer".into()),
+            error_message: Some("no answer".into()),
         }
     }
 

@@ -20,29 +20,32 @@ use crate::{
 };
 use bytes::Bytes;
 
-/// One call. Its events are native.
+/// A call of an emulated session, as a stream of events in the client's ids. Its messages are in the legacy
+/// revision.
 pub(in crate::upstream::legacy) struct EmulatedCall<W: Transport> {
     pub(super) session: Arc<EmulatedSession<W>>,
     exchange: CallExchange<W>,
-    /// Progress token of the client.
+    /// Progress token of the client; `None` if it requested no progress.
     token: Option<Bytes>,
     /// Created with the first request of the server.
     open: Option<Arc<RequestIdMap>>,
 }
 
-/// Open requests of a call, by the server's ids and by the client's: each pooled session counts separately.
+/// Open requests of the server in a call, as pairs of the server's id and the client's: each pooled session
+/// counts its own ids.
 type RequestIdMap = Mutex<Vec<(RequestId, RequestId)>>;
 
 /// Responder of one open request.
 struct TranslatedResponder {
-    answer: Option<Box<dyn Responder>>,
-    own: RequestId,
+    inner: Option<Box<dyn Responder>>,
+    client_id: RequestId,
     open: Arc<RequestIdMap>,
 }
 
 // === impl EmulatedCall ===
 
 impl<W: Transport> EmulatedCall<W> {
+    /// Creates a call of this session; `token` is the client's progress token.
     pub(super) fn new(
         session: &Arc<EmulatedSession<W>>,
         exchange: CallExchange<W>,
@@ -52,11 +55,13 @@ impl<W: Transport> EmulatedCall<W> {
     }
 
     /// Converts an event for the client; `None` if it is not sent.
-    fn event(&mut self, event: UpstreamEvent) -> Option<UpstreamEvent> {
+    fn translate_event(&mut self, event: UpstreamEvent) -> Option<UpstreamEvent> {
         Some(match event {
-            UpstreamEvent::Notification(frame) => UpstreamEvent::Notification(self.notification(frame)?),
-            UpstreamEvent::ServerRequest(question) if !self.can_be_asked(&question.request) => {
-                question.refuse(
+            UpstreamEvent::Notification(frame) => {
+                UpstreamEvent::Notification(self.translate_notification(frame)?)
+            }
+            UpstreamEvent::ServerRequest(request) if !self.accepts_request(&request.request) => {
+                request.refuse(
                     &self.exchange.route(),
                     code::METHOD_NOT_FOUND,
                     "the client did not declare that it can be asked this",
@@ -66,27 +71,27 @@ impl<W: Transport> EmulatedCall<W> {
             UpstreamEvent::ServerRequest(PendingServerRequest {
                 request: ServerRequest::Native(frame),
                 id,
-                responder: answer,
+                responder,
             }) => {
-                let own = self.session.next_request_id();
-                let frame = Frame::parse(rewrite_ids::with_id(&frame, &own)?).ok()?;
+                let client_id = self.session.next_request_id();
+                let frame = Frame::parse(rewrite_ids::with_id(&frame, &client_id)?).ok()?;
                 let open = self.open.get_or_insert_default();
-                open.lock().push((id, own.clone()));
-                let answer = Box::new(TranslatedResponder {
-                    answer: Some(answer),
-                    own: own.clone(),
+                open.lock().push((id, client_id.clone()));
+                let responder = Box::new(TranslatedResponder {
+                    inner: Some(responder),
+                    client_id: client_id.clone(),
                     open: open.clone(),
                 });
                 UpstreamEvent::ServerRequest(PendingServerRequest {
                     request: ServerRequest::Native(frame),
-                    id: own,
-                    responder: answer,
+                    id: client_id,
+                    responder,
                 })
             }
             UpstreamEvent::RequestCancelled { id } => {
                 let mut open = self.open.as_ref()?.lock();
-                let at = open.iter().position(|(theirs, _)| *theirs == id)?;
-                UpstreamEvent::RequestCancelled { id: open.swap_remove(at).1 }
+                let index = open.iter().position(|(server_id, _)| *server_id == id)?;
+                UpstreamEvent::RequestCancelled { id: open.swap_remove(index).1 }
             }
             UpstreamEvent::ServerRequest(_)
             | UpstreamEvent::InputRequired(_)
@@ -95,14 +100,14 @@ impl<W: Transport> EmulatedCall<W> {
         })
     }
 
-    fn can_be_asked(&self, asked: &ServerRequest) -> bool {
-        match asked {
-            ServerRequest::Native(frame) => self.session.can_be_asked(frame),
+    fn accepts_request(&self, request: &ServerRequest) -> bool {
+        match request {
+            ServerRequest::Native(frame) => self.session.accepts_request(frame),
             ServerRequest::Canonical(_) => true,
         }
     }
 
-    fn notification(&self, frame: Frame) -> Option<Frame> {
+    fn translate_notification(&self, frame: Frame) -> Option<Frame> {
         match frame.kind() {
             Kind::Notification { method: Method::Progress, .. } => {
                 Frame::parse(rewrite_ids::with_token(&frame, self.token.as_ref()?)?).ok()
@@ -118,7 +123,7 @@ impl<W: Transport> Stream for EmulatedCall<W> {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<UpstreamEvent>> {
         loop {
             let Some(event) = ready!(self.exchange.poll_next_unpin(cx)) else { return Poll::Ready(None) };
-            if let Some(event) = self.event(event) {
+            if let Some(event) = self.translate_event(event) {
                 return Poll::Ready(Some(event));
             }
         }
@@ -129,20 +134,20 @@ impl<W: Transport> Stream for EmulatedCall<W> {
 
 impl Responder for TranslatedResponder {
     fn respond(mut self: Box<Self>, outcome: Result<Bytes, Bytes>) {
-        if let Some(answer) = self.answer.take() {
-            answer.respond(outcome);
+        if let Some(inner) = self.inner.take() {
+            inner.respond(outcome);
         }
     }
 
     fn discard(mut self: Box<Self>) {
-        if let Some(answer) = self.answer.take() {
-            answer.discard();
+        if let Some(inner) = self.inner.take() {
+            inner.discard();
         }
     }
 }
 
 impl Drop for TranslatedResponder {
     fn drop(&mut self) {
-        self.open.lock().retain(|(_, own)| *own != self.own);
+        self.open.lock().retain(|(_, client_id)| *client_id != self.client_id);
     }
 }

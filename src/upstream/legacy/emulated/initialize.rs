@@ -1,9 +1,9 @@
 //! Handshake of an emulated session (2025-11-25, *Lifecycle*).
 //!
 //! The server got the proxy's newest revision in the handshake of the first client, and its result is used
-//! for every client. Only the revision differs: a client that requests an older one than the server's gets
-//! its own, as the server would answer, because later revisions only add features, which are used with
-//! clients that declare them.
+//! for every client. Only the revision differs: a client that requests an older revision than the server's
+//! gets the requested one, as the server would answer, because later revisions only add features, which are
+//! used with clients that declare them.
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
@@ -26,7 +26,8 @@ use crate::{
 // === impl EmulatedSessions ===
 
 impl<W: Transport> EmulatedSessions<W> {
-    /// Opens a session. Starts the server if no client with the same capabilities has used it yet.
+    /// Handles `initialize`: opens an emulated session. Starts the server if no client with the same
+    /// capabilities has used it yet.
     pub(super) async fn initialize(
         &self,
         principal: Principal,
@@ -34,54 +35,57 @@ impl<W: Transport> EmulatedSessions<W> {
         params: Option<&Payload>,
         pools: PoolLookup<'_, W>,
     ) -> Result<HttpResponse, CallError> {
-        let refused = |code, text: &str| {
+        let refuse = |code, text: &str| {
             let error = ErrorObject::new(code, text);
             Ok(self.json_response(StatusCode::OK, legacy::error_responses(std::slice::from_ref(id), &error)))
         };
         let params = params.and_then(Payload::object);
         let Some(requested) = params.and_then(|params| params.string("protocolVersion")) else {
-            return refused(code::INVALID_PARAMS, "initialize names no protocolVersion");
+            return refuse(code::INVALID_PARAMS, "initialize names no protocolVersion");
         };
         let declared = params.and_then(|params| params.get("capabilities"));
         let capabilities = match declared.map_or(Ok(Capabilities::none()), Capabilities::read) {
             Ok(capabilities) => Arc::new(capabilities),
-            Err(error) => return refused(code::INVALID_PARAMS, &error.to_string()),
+            Err(error) => return refuse(code::INVALID_PARAMS, &error.to_string()),
         };
-        if !self.make_room() {
+        if !self.evict_for_session() {
             let limit = self.server.config.load().limits.client_sessions;
             Limit::ClientSessions.record_hit();
             let text = format!(
                 "all {limit} sessions of clients with this server are in use (limits.client_sessions)"
             );
-            return refused(code::BUSY, &text);
+            return refuse(code::BUSY, &text);
         }
         let (credentials, client_info) = (Credentials::default(), ClientInfo::default());
         let caller = CallerIdentity { principal, credentials, capabilities, client_info };
-        let name = HeaderValue::from_str(&format!("{:032x}", u128::from_be_bytes(random())))
+        let session_id = HeaderValue::from_str(&format!("{:032x}", u128::from_be_bytes(random())))
             .expect("hexadecimal digits are a header value");
-        let session = EmulatedSession::new(name.clone(), principal, caller);
+        let session = EmulatedSession::new(session_id.clone(), principal, caller);
         // The session is a listener before the server starts, which may send requests at once.
-        let server = session.pool(pools).list_session().await?.description.clone();
-        let version = negotiated_revision(&requested, &server.version);
-        session.set_negotiated(&server, Revision::parse(&version).is_some_and(Revision::has_empty_events));
-        let result = initialize_result(&server, &version);
-        self.table.insert(name.clone(), session);
-        let mut answer = self.json_response(StatusCode::OK, legacy::success_response(id, &result));
-        answer.headers.insert(SESSION_ID.clone(), name);
-        Ok(answer)
+        let description = session.pool(pools).list_session().await?.description.clone();
+        let version = negotiated_revision(&requested, &description.version);
+        session
+            .set_negotiated(&description, Revision::parse(&version).is_some_and(Revision::has_empty_events));
+        let result = initialize_result(&description, &version);
+        self.sessions.insert(session_id.clone(), session);
+        let mut response = self.json_response(StatusCode::OK, legacy::success_response(id, &result));
+        response.headers.insert(SESSION_ID.clone(), session_id);
+        Ok(response)
     }
 }
 
-/// Revision of a session whose client requests `requested`, with a server of revision `spoken`.
-fn negotiated_revision(requested: &str, spoken: &str) -> String {
-    let is_older = |requested: &Revision| requested.era() == Era::Legacy && requested.as_str() < spoken;
+/// Returns the revision of a session whose client requests `requested`, with a server that negotiated
+/// `server_revision`.
+fn negotiated_revision(requested: &str, server_revision: &str) -> String {
+    let is_older =
+        |requested: &Revision| requested.era() == Era::Legacy && requested.as_str() < server_revision;
     Revision::parse(requested)
         .filter(is_older)
-        .map_or_else(|| spoken.to_owned(), |requested| requested.as_str().to_owned())
+        .map_or_else(|| server_revision.to_owned(), |requested| requested.as_str().to_owned())
 }
 
-/// `initialize` result for a session of this revision. The server's tasks are hidden from clients that share
-/// it.
+/// Returns the `initialize` result for a session of this revision. The server's task capability is removed,
+/// because clients share the server.
 fn initialize_result(server: &UpstreamDescription, version: &str) -> Bytes {
     let Ok(result) = JsonObject::read(&server.result) else { return server.result.clone() };
     let mut patch = BytesPatch::new(server.result.clone());

@@ -50,38 +50,43 @@ use session::EmulatedSession;
 
 pub(super) use call::EmulatedCall;
 
-/// Emulated sessions with one server.
+/// Emulated sessions of legacy clients with one server, by session id.
 pub(super) struct EmulatedSessions<W: Transport> {
     server: Arc<ServerContext<W>>,
-    table: DashMap<HeaderValue, Arc<EmulatedSession<W>>>,
-    /// Permits for calls that continue after their client disconnected.
-    departed: Arc<Semaphore>,
+    sessions: DashMap<HeaderValue, Arc<EmulatedSession<W>>>,
+    /// Permits for calls that continue after their clients disconnected.
+    disconnected_permits: Arc<Semaphore>,
 }
 
-/// Finds the session pool for the capabilities of a client.
+/// Returns the session pool for a client's identity.
 type PoolLookup<'a, W> = &'a (dyn Fn(&CallerIdentity) -> Arc<SessionPool<W>> + Sync);
 
 /// Reason why a request is not served.
 enum ServeError {
     /// Response for the client.
     Refused(StatusCode, ErrorObject),
+    /// The call failed.
     Lost(CallError),
 }
 
-/// Limit of messages in a batch (2025-03-26).
-const BATCH: usize = 100;
+/// Limit of messages in a JSON-RPC batch (2025-03-26).
+const MAX_BATCH: usize = 100;
 
 // === impl EmulatedSessions ===
 
 impl<W: Transport> EmulatedSessions<W> {
     pub(super) fn new(server: Arc<ServerContext<W>>) -> Self {
-        let departed = server.config.load().limits.departed.min(Semaphore::MAX_PERMITS);
-        Self { server, table: DashMap::new(), departed: Arc::new(Semaphore::new(departed)) }
+        let permits = server.config.load().limits.departed.min(Semaphore::MAX_PERMITS);
+        Self { server, sessions: DashMap::new(), disconnected_permits: Arc::new(Semaphore::new(permits)) }
     }
 
-    /// Applies other limits.
+    /// Applies new limits after a reload.
     pub(super) fn set_limits(&self, limits: &UpstreamLimits) {
-        resize_semaphore(&self.departed, self.server.config.load().limits.departed, limits.departed);
+        resize_semaphore(
+            &self.disconnected_permits,
+            self.server.config.load().limits.departed,
+            limits.departed,
+        );
     }
 
     /// Answers one HTTP request of a client.
@@ -96,14 +101,14 @@ impl<W: Transport> EmulatedSessions<W> {
         if self.server.work.is_closing() {
             return Err(CallError::Closing);
         }
-        let answer = match request.method {
-            Verb::POST => self.post(request, pools).await,
-            Verb::GET => self.listen(&request, pools),
-            Verb::DELETE => self.end_session(&request),
+        let response = match request.method {
+            Verb::POST => self.serve_post(request, pools).await,
+            Verb::GET => self.serve_get(&request, pools),
+            Verb::DELETE => self.serve_delete(&request),
             _ => Err(refusal(StatusCode::METHOD_NOT_ALLOWED, "only POST, GET and DELETE are served")),
         };
-        match answer {
-            Ok(answer) => Ok(answer),
+        match response {
+            Ok(response) => Ok(response),
             Err(ServeError::Refused(status, error)) => {
                 Ok(self.json_response(status, legacy::error_responses(&[], &error)))
             }
@@ -111,7 +116,11 @@ impl<W: Transport> EmulatedSessions<W> {
         }
     }
 
-    async fn post(&self, request: HttpRequest, pools: PoolLookup<'_, W>) -> Result<HttpResponse, ServeError> {
+    async fn serve_post(
+        &self,
+        request: HttpRequest,
+        pools: PoolLookup<'_, W>,
+    ) -> Result<HttpResponse, ServeError> {
         let messages = parse_messages(&request.body)?;
         if let [message] = &messages[..]
             && let Kind::Request { id, method: Method::Initialize, params } = message.kind()
@@ -121,19 +130,19 @@ impl<W: Transport> EmulatedSessions<W> {
         let session = self.find(request.principal, &request.headers)?;
         let pool = session.pool(pools);
         let is_batch = request.body.trim_ascii_start().starts_with(b"[");
-        let takes_events = accepts(&request.headers, EVENT_STREAM);
-        let mut answers = Vec::new();
+        let accepts_events = accepts(&request.headers, EVENT_STREAM);
+        let mut responses = Vec::new();
         for message in messages {
-            answers.extend(self.receive(&session, &pool, message, &request, takes_events).await?);
+            responses.extend(self.receive(&session, &pool, message, &request, accepts_events).await?);
         }
-        match answers.pop() {
+        match responses.pop() {
             None => Ok(self.empty_response(StatusCode::ACCEPTED)),
-            Some(answer) if answers.is_empty() && !is_batch => {
-                Ok(self.single_response(answer, takes_events).await?)
+            Some(response) if responses.is_empty() && !is_batch => {
+                Ok(self.single_response(response, accepts_events).await?)
             }
             Some(last) => {
-                answers.push(last);
-                Ok(self.event_stream(EventStreamBody::of(answers)))
+                responses.push(last);
+                Ok(self.event_stream(EventStreamBody::new(responses)))
             }
         }
     }
@@ -145,7 +154,7 @@ impl<W: Transport> EmulatedSessions<W> {
         pool: &Arc<SessionPool<W>>,
         message: Frame,
         request: &HttpRequest,
-        takes_events: bool,
+        accepts_events: bool,
     ) -> Result<Option<MessageResponse<W>>, CallError> {
         let (id, method, params) = match message.kind() {
             Kind::Request { id, method, params } => (id, method, params.as_ref()),
@@ -171,10 +180,10 @@ impl<W: Transport> EmulatedSessions<W> {
                 Err(ErrorObject::new(code::INVALID_REQUEST, "the session has been initialized"))
             }
             // None exist: tasks of a server that clients share would be accessible to all of them.
-            method if method.is_about_legacy_tasks() => {
+            method if method.is_legacy_task_method() => {
                 Err(ErrorObject::new(code::METHOD_NOT_FOUND, "the server has no tasks of its own"))
             }
-            _ => return Ok(Some(self.begin_call(session, pool, &message, request, takes_events))),
+            _ => return Ok(Some(self.begin_call(session, pool, &message, request, accepts_events))),
         };
         let response = match outcome {
             Ok(()) => legacy::success_response(id, b"{}"),
@@ -189,67 +198,69 @@ impl<W: Transport> EmulatedSessions<W> {
         pool: &Arc<SessionPool<W>>,
         message: &Frame,
         request: &HttpRequest,
-        takes_events: bool,
+        accepts_events: bool,
     ) -> MessageResponse<W> {
         let Kind::Request { id, method, .. } = message.kind() else { unreachable!("it is a request") };
-        let number = self.server.next_id();
-        let (body, token) = rewrite_ids::client_request(message, number);
+        let proxy_id = self.server.next_id();
+        let (body, progress_token) = rewrite_ids::with_proxy_id(message, proxy_id);
         let call = CallRequest {
-            id: number,
+            id: proxy_id,
             method: method.clone(),
             body,
             headers: ExtraHeaders::default(),
             deferral: None,
             timeout: request.timeout,
         };
-        let call = EmulatedCall::new(session, CallExchange::native(pool.clone(), call), token);
+        let call = EmulatedCall::new(session, CallExchange::native(pool.clone(), call), progress_token);
         let interest: Option<Arc<dyn ResponseInterest>> = request.interest.clone();
         MessageResponse::for_call(
             call,
             id.detached(),
-            number,
+            proxy_id,
             interest,
-            (&self.server, &self.departed),
-            takes_events,
+            (&self.server, &self.disconnected_permits),
+            accepts_events,
         )
     }
 
-    /// Answer to one request: its response, if no message precedes it, else an event stream.
+    /// Returns the HTTP response to one request: JSON if no message precedes the JSON-RPC response, else an
+    /// event stream.
     async fn single_response(
         &self,
-        mut answering: MessageResponse<W>,
-        takes_events: bool,
+        mut messages: MessageResponse<W>,
+        accepts_events: bool,
     ) -> Result<HttpResponse, CallError> {
-        match answering.next().await {
+        match messages.next().await {
             Some(message) => {
                 let message = message?;
-                if answering.is_over() || !takes_events {
+                if messages.is_over() || !accepts_events {
                     return Ok(self.json_response(StatusCode::OK, message));
                 }
-                Ok(self.event_stream(EventStreamBody::begun(message, answering)))
+                Ok(self.event_stream(EventStreamBody::with_first(message, messages)))
             }
             // The client cancelled the request.
-            None => Ok(self.event_stream(EventStreamBody::<W>::of(Vec::new()))),
+            None => Ok(self.event_stream(EventStreamBody::<W>::new(Vec::new()))),
         }
     }
 
-    fn listen(&self, request: &HttpRequest, pools: PoolLookup<'_, W>) -> Result<HttpResponse, ServeError> {
+    fn serve_get(&self, request: &HttpRequest, pools: PoolLookup<'_, W>) -> Result<HttpResponse, ServeError> {
         let session = self.find(request.principal, &request.headers)?;
         if !accepts(&request.headers, EVENT_STREAM) {
             return Err(refusal(StatusCode::NOT_ACCEPTABLE, "a GET has to accept text/event-stream"));
         }
-        Ok(self.event_stream(session.listen(session.pool(pools), &request.headers)))
+        Ok(self.event_stream(session.open_get_stream(session.pool(pools), &request.headers)))
     }
 
-    /// Ends a session at the client's request.
-    fn end_session(&self, request: &HttpRequest) -> Result<HttpResponse, ServeError> {
+    /// Ends a session at the client's request (DELETE).
+    fn serve_delete(&self, request: &HttpRequest) -> Result<HttpResponse, ServeError> {
         let session = self.find(request.principal, &request.headers)?;
-        self.table.remove(&session.id);
+        self.sessions.remove(&session.id);
         session.end();
         Ok(self.empty_response(StatusCode::OK))
     }
 
-    /// A call in a client's session that is a task, or may become one. It counts as a task.
+    /// Makes a call of a client's session that is a task, or may become one. It counts as a task. `None` if
+    /// the session is unknown.
     pub(super) fn call_in(
         &self,
         session: &ClientSession,
@@ -259,7 +270,7 @@ impl<W: Transport> EmulatedSessions<W> {
         let session = self.find(session.principal, &session.headers).ok()?;
         let NativeCall { id, method, body, .. } = call;
         let (body, token) = match Frame::parse(body.clone()) {
-            Ok(message) => rewrite_ids::client_request(&message, id),
+            Ok(message) => rewrite_ids::with_proxy_id(&message, id),
             Err(_) => (body, None),
         };
         let deferral = Deferral::default();
@@ -285,35 +296,38 @@ impl<W: Transport> EmulatedSessions<W> {
     /// Ends sessions without calls or GET stream for `timeouts.idle_session`. Called once a `round`.
     pub(super) fn sweep(&self, round: Duration) {
         // The first round is counted before it has passed completely.
-        let enough = self.server.config.load().timeouts.idle_session.as_secs().div_ceil(round.as_secs()) + 1;
+        let min_rounds =
+            self.server.config.load().timeouts.idle_session.as_secs().div_ceil(round.as_secs()) + 1;
         // Sessions are handed out under the lock of their shard, so one that only the table holds is unused.
-        let gone = self.evict(|session| u64::from(session.count_idle_round()) >= enough);
-        (0..gone).for_each(|_| Limit::IdleSession.record_hit());
+        let evicted = self.evict(|session| u64::from(session.count_idle_round()) >= min_rounds);
+        (0..evicted).for_each(|_| Limit::IdleSession.record_hit());
     }
 
-    /// Ends the unused sessions that match; returns how many.
-    fn evict(&self, is_evicted: impl Fn(&EmulatedSession<W>) -> bool) -> usize {
-        let mut gone = Vec::new();
-        self.table.retain(|_, session| {
-            let is_evicted = Arc::strong_count(session) == 1 && is_evicted(session);
+    /// Ends the unused sessions for which `must_evict` returns `true`; returns how many.
+    fn evict(&self, must_evict: impl Fn(&EmulatedSession<W>) -> bool) -> usize {
+        let mut evicted = Vec::new();
+        self.sessions.retain(|_, session| {
+            let is_evicted = Arc::strong_count(session) == 1 && must_evict(session);
             if is_evicted {
-                gone.push(session.clone());
+                evicted.push(session.clone());
             }
             !is_evicted
         });
-        gone.iter().for_each(|session| session.end());
-        gone.len()
+        evicted.iter().for_each(|session| session.end());
+        evicted.len()
     }
 
+    /// Ends all sessions.
     pub(super) fn close(&self) {
-        self.table.iter().for_each(|session| session.end());
-        self.table.clear();
+        self.sessions.iter().for_each(|session| session.end());
+        self.sessions.clear();
     }
 
+    /// Finds the session that the request names, if the principal owns it.
     fn find(&self, principal: Principal, headers: &HeaderMap) -> Result<Arc<EmulatedSession<W>>, ServeError> {
         let unnamed = "the request names no session (Mcp-Session-Id): begin one with initialize";
         let id = headers.get(&SESSION_ID).ok_or_else(|| refusal(StatusCode::BAD_REQUEST, unnamed))?;
-        let session = self.table.get(id).map(|session| session.clone());
+        let session = self.sessions.get(id).map(|session| session.clone());
         // A session of another principal is treated as unknown.
         let session = session.filter(|session| session.principal == principal);
         let unknown = "the session is not known: begin another with initialize";
@@ -346,21 +360,21 @@ impl<W: Transport> EmulatedSessions<W> {
         HttpResponse { status, headers, body, limit: self.server.config.load().limits.result_bytes }
     }
 
-    /// Makes room for one more session. At the limit, an eighth of the sessions, the longest idle, ends at
-    /// once, so that the search is rare.
-    fn make_room(&self) -> bool {
+    /// Returns whether one more session may be opened. At the limit, ends an eighth of the sessions, those
+    /// idle the longest, in one pass, so that the search is rare.
+    fn evict_for_session(&self) -> bool {
         let limit = self.server.config.load().limits.client_sessions;
-        if self.table.len() < limit {
+        if self.sessions.len() < limit {
             return true;
         }
-        let mut quiet: Vec<_> =
-            self.table.iter().map(|session| session.idle_rounds()).filter(|&rounds| rounds > 0).collect();
-        quiet.sort_unstable_by(|a, b| b.cmp(a));
-        if let Some(&enough) = quiet.get((limit / 8).min(quiet.len().saturating_sub(1))) {
-            let gone = self.evict(|session| session.idle_rounds() >= enough);
-            (0..gone).for_each(|_| Limit::ClientSessions.record_hit());
+        let mut idle_rounds: Vec<_> =
+            self.sessions.iter().map(|session| session.idle_rounds()).filter(|&rounds| rounds > 0).collect();
+        idle_rounds.sort_unstable_by(|a, b| b.cmp(a));
+        if let Some(&min_rounds) = idle_rounds.get((limit / 8).min(idle_rounds.len().saturating_sub(1))) {
+            let evicted = self.evict(|session| session.idle_rounds() >= min_rounds);
+            (0..evicted).for_each(|_| Limit::ClientSessions.record_hit());
         }
-        self.table.len() < limit
+        self.sessions.len() < limit
     }
 }
 
@@ -372,13 +386,14 @@ impl From<CallError> for ServeError {
     }
 }
 
+/// Refusal with a JSON-RPC "invalid request" error.
 fn refusal(status: StatusCode, text: &str) -> ServeError {
     ServeError::Refused(status, ErrorObject::new(code::INVALID_REQUEST, text))
 }
 
 /// Parses the messages of a POST.
 fn parse_messages(body: &Bytes) -> Result<Vec<Frame>, ServeError> {
-    let unread = |error: &FrameError| {
+    let parse_refusal = |error: &FrameError| {
         let code = match error {
             FrameError::Syntax(_) => code::PARSE_ERROR,
             FrameError::Id
@@ -388,10 +403,10 @@ fn parse_messages(body: &Bytes) -> Result<Vec<Frame>, ServeError> {
         };
         ServeError::Refused(StatusCode::BAD_REQUEST, ErrorObject::new(code, error.to_string()))
     };
-    let messages = MessageReader::of(body.clone()).take(BATCH + 1).collect::<Result<Vec<_>, _>>();
-    let messages = messages.map_err(|error| unread(&error))?;
-    if messages.is_empty() || messages.len() > BATCH {
-        let text = format!("a batch has at least one message, and {BATCH} at most");
+    let messages = MessageReader::new(body.clone()).take(MAX_BATCH + 1).collect::<Result<Vec<_>, _>>();
+    let messages = messages.map_err(|error| parse_refusal(&error))?;
+    if messages.is_empty() || messages.len() > MAX_BATCH {
+        let text = format!("a batch has at least one message, and {MAX_BATCH} at most");
         return Err(refusal(StatusCode::BAD_REQUEST, &text));
     }
     Ok(messages)

@@ -26,12 +26,12 @@ use crate::{
     },
 };
 
-/// Messages that answer one request; the last is the response.
+/// The messages that answer one request of a client; the last is the JSON-RPC response.
 pub(super) struct MessageResponse<W: Transport>(ResponseState<W>);
 
 enum ResponseState<W: Transport> {
     /// The response is available.
-    There(Bytes),
+    Ready(Bytes),
     Waiting(Box<WaitingCall<W>>),
     Over,
 }
@@ -47,52 +47,54 @@ struct WaitingCall<W: Transport> {
     cancellation: Pin<Box<WaitForCancellationFutureOwned>>,
     interest: Option<Arc<dyn ResponseInterest>>,
     server: Arc<ServerContext<W>>,
-    departed: Arc<Semaphore>,
-    /// Whether the client accepts the response only, without an event stream.
-    is_quiet: bool,
+    disconnected_permits: Arc<Semaphore>,
+    /// Whether the client accepts only a JSON response, no event stream: notifications and requests are not
+    /// sent.
+    is_json_only: bool,
 }
 
 /// Event stream with the answers to one or more requests.
 pub(super) struct EventStreamBody<W: Transport> {
     first: Option<Bytes>,
-    answers: Vec<MessageResponse<W>>,
-    /// Error of requests without a response, sent once the others have theirs.
-    lost: Option<CallError>,
+    responses: Vec<MessageResponse<W>>,
+    /// Error of requests without a response; ends the stream once the other requests have been answered.
+    error: Option<CallError>,
 }
 
-/// A JSON document, or an empty body.
+/// Response body of one JSON document, or an empty body.
 pub(super) struct JsonBody(pub(super) Option<Bytes>);
 
 // === impl MessageResponse ===
 
 impl<W: Transport> MessageResponse<W> {
+    /// A response that is complete: one message.
     pub(super) fn ready(response: Bytes) -> Self {
-        Self(ResponseState::There(response))
+        Self(ResponseState::Ready(response))
     }
 
-    /// Creates the response of a call, which is sent when it is polled. `id` is the client's, `number` the
-    /// proxy's.
+    /// Creates the response of a call; the call is sent when the response is polled. `id` is the client's
+    /// request id, `number` the proxy's. `accepts_events` says whether the client accepts an event stream.
     pub(super) fn for_call(
         call: EmulatedCall<W>,
         id: RequestId,
         number: u64,
         interest: Option<Arc<dyn ResponseInterest>>,
-        (server, departed): (&Arc<ServerContext<W>>, &Arc<Semaphore>),
-        takes_events: bool,
+        (server, permits): (&Arc<ServerContext<W>>, &Arc<Semaphore>),
+        accepts_events: bool,
     ) -> Self {
         let (in_flight, cancelled) = call.session.register_call(&id, number);
-        let taking_back = Box::pin(cancelled.clone().cancelled_owned());
-        let (server, departed, is_quiet) = (server.clone(), departed.clone(), !takes_events);
+        let cancellation = Box::pin(cancelled.clone().cancelled_owned());
+        let (server, disconnected_permits, is_json_only) = (server.clone(), permits.clone(), !accepts_events);
         let waiting = WaitingCall {
             call,
             in_flight,
             id,
             cancelled,
-            cancellation: taking_back,
+            cancellation,
             interest,
             server,
-            departed,
-            is_quiet,
+            disconnected_permits,
+            is_json_only,
         };
         Self(ResponseState::Waiting(Box::new(waiting)))
     }
@@ -102,6 +104,7 @@ impl<W: Transport> MessageResponse<W> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
+    /// Whether the last message has been returned, or the request was cancelled.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.0, ResponseState::Over)
     }
@@ -109,9 +112,9 @@ impl<W: Transport> MessageResponse<W> {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>> {
         let waiting = match &mut self.0 {
             ResponseState::Waiting(waiting) => waiting,
-            ResponseState::There(_) | ResponseState::Over => {
+            ResponseState::Ready(_) | ResponseState::Over => {
                 return Poll::Ready(match std::mem::replace(&mut self.0, ResponseState::Over) {
-                    ResponseState::There(response) => Some(Ok(response)),
+                    ResponseState::Ready(response) => Some(Ok(response)),
                     ResponseState::Waiting(_) | ResponseState::Over => None,
                 });
             }
@@ -122,15 +125,15 @@ impl<W: Transport> MessageResponse<W> {
                 return Poll::Ready(None);
             }
             let Poll::Ready(event) = waiting.call.poll_next_unpin(cx) else { return Poll::Pending };
-            let is_last = event.as_ref().is_none_or(is_end);
+            let is_last = event.as_ref().is_none_or(is_final);
             let message = match event {
                 Some(UpstreamEvent::Notification(_) | UpstreamEvent::RequestCancelled { .. })
-                    if waiting.is_quiet =>
+                    if waiting.is_json_only =>
                 {
                     continue;
                 }
-                Some(UpstreamEvent::ServerRequest(question)) if waiting.is_quiet => {
-                    question.refuse(
+                Some(UpstreamEvent::ServerRequest(request)) if waiting.is_json_only => {
+                    request.refuse(
                         &waiting.server.route,
                         INTERNAL_ERROR,
                         "the client accepts no event stream",
@@ -141,9 +144,9 @@ impl<W: Transport> MessageResponse<W> {
                 Some(UpstreamEvent::ServerRequest(PendingServerRequest {
                     request: ServerRequest::Native(frame),
                     id,
-                    responder: answer,
+                    responder,
                 })) => {
-                    waiting.in_flight.register_request(id, answer);
+                    waiting.in_flight.register_request(id, responder);
                     Ok(to_single_line(frame.as_bytes().clone()))
                 }
                 // A call in the server's revision gets no canonical requests.
@@ -192,7 +195,7 @@ impl<W: Transport> Drop for MessageResponse<W> {
     }
 }
 
-fn is_end(event: &UpstreamEvent) -> bool {
+fn is_final(event: &UpstreamEvent) -> bool {
     match event {
         UpstreamEvent::Final(_) | UpstreamEvent::Lost(_) | UpstreamEvent::InputRequired(_) => true,
         UpstreamEvent::Notification(_)
@@ -204,9 +207,10 @@ fn is_end(event: &UpstreamEvent) -> bool {
 // === impl WaitingCall ===
 
 impl<W: Transport> WaitingCall<W> {
-    /// Runs the call to its end after a disconnect. The client can still answer its requests, and cancel it.
+    /// Runs the call to its end after a disconnect. The client can still answer its open requests, and cancel
+    /// the call.
     fn finish_in_background(self: Box<Self>) {
-        let Ok(permit) = self.departed.clone().try_acquire_owned() else {
+        let Ok(permit) = self.disconnected_permits.clone().try_acquire_owned() else {
             let limit = self.server.config.load().limits.departed;
             Limit::Departed.record_hit();
             tracing::warn!(target: "deferral::upstream", event = "departed_full", limit);
@@ -215,12 +219,12 @@ impl<W: Transport> WaitingCall<W> {
         let (server, route) = (self.server.clone(), Arc::clone(&self.server.route));
         server.work.spawn(async move {
             let Self { mut call, in_flight, cancelled, interest, .. } = *self;
-            let _permit = (permit, Limit::Departed.take(1));
-            let mut run = async || {
+            let _permit = (permit, Limit::Departed.acquire(1));
+            let mut run_to_end = async || {
                 while let Some(event) = call.next().await {
                     match event {
-                        UpstreamEvent::ServerRequest(question) => {
-                            question.refuse(&route, INTERNAL_ERROR, "the client has left")
+                        UpstreamEvent::ServerRequest(request) => {
+                            request.refuse(&route, INTERNAL_ERROR, "the client has left")
                         }
                         UpstreamEvent::RequestCancelled { id } => in_flight.discard_request(&id),
                         UpstreamEvent::Notification(_) => {}
@@ -231,7 +235,7 @@ impl<W: Transport> WaitingCall<W> {
                 false
             };
             let is_answered = tokio::select! {
-                is_answered = run() => is_answered,
+                is_answered = run_to_end() => is_answered,
                 () = cancelled.cancelled() => false,
             };
             if let Some(interest) = interest.filter(|_| is_answered) {
@@ -244,14 +248,14 @@ impl<W: Transport> WaitingCall<W> {
 // === impl EventStreamBody ===
 
 impl<W: Transport> EventStreamBody<W> {
-    /// Answers to the requests of a batch, or none.
-    pub(super) fn of(answers: Vec<MessageResponse<W>>) -> Self {
-        Self { first: None, answers, lost: None }
+    /// Event stream that answers the requests of a batch, or that is empty.
+    pub(super) fn new(responses: Vec<MessageResponse<W>>) -> Self {
+        Self { first: None, responses, error: None }
     }
 
-    /// Answer to one request, with its first message.
-    pub(super) fn begun(first: Bytes, answering: MessageResponse<W>) -> Self {
-        Self { first: Some(first), answers: vec![answering], lost: None }
+    /// Event stream that answers one request, whose first message has been received.
+    pub(super) fn with_first(first: Bytes, response: MessageResponse<W>) -> Self {
+        Self { first: Some(first), responses: vec![response], error: None }
     }
 }
 
@@ -260,29 +264,29 @@ impl<W: Transport> StreamedBody for EventStreamBody<W> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(sse::message(&first))));
         }
-        let mut at = 0;
-        while let Some(answering) = self.answers.get_mut(at) {
-            match answering.poll_next(cx) {
+        let mut index = 0;
+        while let Some(response) = self.responses.get_mut(index) {
+            match response.poll_next(cx) {
                 Poll::Ready(Some(Ok(message))) => return Poll::Ready(Some(Ok(sse::message(&message)))),
                 Poll::Ready(message) => {
-                    self.answers.swap_remove(at);
-                    self.lost = message.and_then(Result::err).or_else(|| self.lost.take());
+                    self.responses.swap_remove(index);
+                    self.error = message.and_then(Result::err).or_else(|| self.error.take());
                 }
-                Poll::Pending => at += 1,
+                Poll::Pending => index += 1,
             }
         }
-        match self.answers.is_empty() {
-            true => Poll::Ready(self.lost.take().map(Err)),
+        match self.responses.is_empty() {
+            true => Poll::Ready(self.error.take().map(Err)),
             false => Poll::Pending,
         }
     }
 
     fn is_end(&self) -> bool {
-        self.first.is_none() && self.lost.is_none() && self.answers.iter().all(MessageResponse::is_over)
+        self.first.is_none() && self.error.is_none() && self.responses.iter().all(MessageResponse::is_over)
     }
 
     fn cancel(&mut self, _why: &'static str) {
-        self.answers.iter_mut().for_each(MessageResponse::cancel);
+        self.responses.iter_mut().for_each(MessageResponse::cancel);
     }
 }
 

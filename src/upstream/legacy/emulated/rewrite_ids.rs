@@ -8,11 +8,11 @@ use crate::protocol::{
     splice::{BytesPatch, ObjectEdit},
 };
 
-/// Rewrites a client's request to the proxy's number, which replaces its progress token as well. Returns the
-/// message and the client's token.
+/// Replaces the id of a client's request by `number`, which becomes its progress token as well. Returns the
+/// message and the client's token, if it has one.
 ///
-/// Removes `task`: a shared server's tasks are not available to clients.
-pub(super) fn client_request(message: &Frame, number: u64) -> (Bytes, Option<Bytes>) {
+/// Removes the member `task`: a shared server's tasks are not available to clients.
+pub(super) fn with_proxy_id(message: &Frame, number: u64) -> (Bytes, Option<Bytes>) {
     let mut patch = BytesPatch::new(message.as_bytes().clone());
     let Kind::Request { id, method, params } = message.kind() else { return (patch.apply(), None) };
     let number = RequestId::from_number(number);
@@ -24,9 +24,9 @@ pub(super) fn client_request(message: &Frame, number: u64) -> (Bytes, Option<Byt
     if method.can_request_input() {
         edit.remove("task");
     }
-    let token = params.meta().and_then(|about| about.get(meta::PROGRESS_TOKEN));
-    if let (Some(about), Some(_)) = (params.meta(), &token) {
-        let mut inner = ObjectEdit::new(about);
+    let token = params.meta().and_then(|meta_object| meta_object.get(meta::PROGRESS_TOKEN));
+    if let (Some(meta_object), Some(_)) = (params.meta(), &token) {
+        let mut inner = ObjectEdit::new(meta_object);
         inner.set(meta::PROGRESS_TOKEN, number.as_bytes().clone());
         inner.add_to(&mut patch);
     }
@@ -35,18 +35,19 @@ pub(super) fn client_request(message: &Frame, number: u64) -> (Bytes, Option<Byt
     (patch.apply(), token.map(|token| Bytes::copy_from_slice(&token)))
 }
 
-/// Rewrites the id of a server's request or response; `None` if it has none.
+/// Replaces the id of a server's request or response by `id`; `None` if the message has no id.
 pub(super) fn with_id(message: &Frame, id: &RequestId) -> Option<Bytes> {
-    let own = match message.kind() {
+    let old_id = match message.kind() {
         Kind::Request { id, .. } | Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => id,
         Kind::Failure { id: None, .. } | Kind::Notification { .. } => return None,
     };
     let mut patch = BytesPatch::new(message.as_bytes().clone());
-    patch.replace(own.as_bytes(), id.as_bytes().clone());
+    patch.replace(old_id.as_bytes(), id.as_bytes().clone());
     Some(patch.apply())
 }
 
-/// Rewrites the progress token to the client's.
+/// Replaces the progress token of a progress notification by the client's; `None` if the message is no such
+/// notification.
 pub(super) fn with_token(progress: &Frame, token: &Bytes) -> Option<Bytes> {
     let Kind::Notification { params: Some(params), .. } = progress.kind() else { return None };
     let mut patch = BytesPatch::new(progress.as_bytes().clone());
@@ -56,7 +57,7 @@ pub(super) fn with_token(progress: &Frame, token: &Bytes) -> Option<Bytes> {
     Some(patch.apply())
 }
 
-/// String member of a request's params.
+/// String member `key` of a request's params.
 pub(super) fn string_param(params: Option<&Payload>, key: &str) -> Option<String> {
     params?.string(key)
 }
@@ -85,7 +86,7 @@ mod tests {
             (r#"{"jsonrpc":"2.0","id":1,"method":"m"}"#, r#"{"jsonrpc":"2.0","id":9,"method":"m"}"#, None),
         ] {
             let token = token.map(|token| Bytes::from_static(token.as_bytes()));
-            assert_eq!(client_request(&frame(sent), 9), (Bytes::from_static(goes.as_bytes()), token));
+            assert_eq!(with_proxy_id(&frame(sent), 9), (Bytes::from_static(goes.as_bytes()), token));
         }
     }
 

@@ -22,7 +22,7 @@ use super::{
         subscribe::{self, SubscribeError, SubscriptionGuard},
     },
     PoolLookup, rewrite_ids,
-    stream::{EVENT_BYTES, GetStreamBody, StreamBacklog},
+    stream::{GetStreamBody, MAX_EVENT_BYTES, StreamBacklog},
 };
 use crate::{
     dialect::{Principal, legacy},
@@ -34,14 +34,14 @@ use crate::{
     },
 };
 
-/// A session of a legacy client. Held by the table and by everything in flight in it: if only the table holds
-/// it, nothing is in flight.
+/// A session of a legacy client. The table and everything in flight in the session hold a reference: if only
+/// the table holds one, nothing is in flight.
 pub(super) struct EmulatedSession<W: Transport> {
     /// Session id; unguessable.
     pub(super) id: HeaderValue,
     /// Owner; other principals are not served.
     pub(super) principal: Principal,
-    /// Identity for its calls. Others in the pool may declare more.
+    /// Identity for its calls. Other sessions of the pool may declare more capabilities.
     caller: CallerIdentity,
     /// Pool of its last call. Weak: an unused pool may be evicted while the session exists.
     pool: Mutex<Weak<SessionPool<W>>>,
@@ -49,34 +49,37 @@ pub(super) struct EmulatedSession<W: Transport> {
     negotiated: OnceLock<NegotiatedFeatures>,
     state: Mutex<EmulatedState<W>>,
     /// Messages of its GET stream.
-    feed: Arc<StreamBacklog>,
-    next_question: AtomicU32,
-    /// Rounds without use.
+    backlog: Arc<StreamBacklog>,
+    next_request: AtomicU32,
+    /// Number of consecutive sweeps without use.
     idle_rounds: AtomicU32,
     _counted: UsageGuard,
 }
 
 struct NegotiatedFeatures {
+    /// Whether the server supports log messages.
     has_logging: bool,
-    /// Whether the client supports events without data.
-    primes: bool,
+    /// Whether the client supports events that have an id and no data.
+    has_empty_events: bool,
 }
 
 /// Locked for a few statements only.
 struct EmulatedState<W: Transport> {
-    /// Awaited calls by the client's ids: the proxy's number, and the token of cancellation.
+    /// Calls whose clients wait, by the client's ids: the proxy's number, and the token that cancels the
+    /// call.
     calls: HashMap<RequestId, (u64, CancellationToken)>,
-    /// Open requests of the server, by the ids that the client knows.
-    questions: HashMap<RequestId, OpenServerRequest>,
-    subscribed: HashMap<String, SubscriptionGuard<W>>,
+    /// Open requests of the server, by the ids under which the client knows them.
+    server_requests: HashMap<RequestId, OpenServerRequest>,
+    subscriptions: HashMap<String, SubscriptionGuard<W>>,
+    /// Lowest severity of log messages that the client requested.
     level: Option<LogSeverity>,
 }
 
 /// An open request of the server.
 struct OpenServerRequest {
-    /// The proxy's number of the request's call; `None` outside calls.
+    /// Proxy's number of the call during which the request was sent; `None` outside calls.
     call: Option<u64>,
-    answer: Box<dyn Responder>,
+    responder: Box<dyn Responder>,
 }
 
 /// Registration of a call; dropping it removes the call and its open requests.
@@ -87,9 +90,9 @@ pub(super) struct EmulatedCallGuard<W: Transport> {
 }
 
 /// Limit of resource subscriptions in a session.
-pub(super) const MAX_RESOURCES: usize = 1000;
-/// Limit of open requests outside calls.
-pub(super) const MAX_OPEN: usize = 64;
+pub(super) const MAX_SUBSCRIPTIONS: usize = 1000;
+/// Limit of open requests of the server outside calls, for one session.
+pub(super) const MAX_OPEN_REQUESTS: usize = 64;
 
 // === impl EmulatedSession ===
 
@@ -103,34 +106,35 @@ impl<W: Transport> EmulatedSession<W> {
             pool: Mutex::default(),
             negotiated: OnceLock::new(),
             state: Mutex::default(),
-            feed: Arc::default(),
-            next_question: AtomicU32::new(0),
+            backlog: Arc::default(),
+            next_request: AtomicU32::new(0),
             idle_rounds: AtomicU32::new(0),
-            _counted: Limit::ClientSessions.take(1),
+            _counted: Limit::ClientSessions.acquire(1),
         })
     }
 
-    /// Current pool for its calls, from `pools`. Registers the session as a listener there.
+    /// Returns the current pool for its calls, from `pools`. Registers the session as a listener there.
     pub(super) fn pool(self: &Arc<Self>, pools: PoolLookup<'_, W>) -> Arc<SessionPool<W>> {
         let pool = pools(&self.caller);
-        let here = Arc::downgrade(&pool);
-        let before = std::mem::replace(&mut *self.pool.lock(), here.clone());
-        if !before.ptr_eq(&here) {
+        let current = Arc::downgrade(&pool);
+        let previous = std::mem::replace(&mut *self.pool.lock(), current.clone());
+        if !previous.ptr_eq(&current) {
             let listener: Arc<dyn BroadcastListener> = self.clone();
             pool.listeners.join(Arc::downgrade(&listener));
         }
         pool
     }
 
-    /// Stores the result of the handshake.
-    pub(super) fn set_negotiated(&self, server: &UpstreamDescription, primes: bool) {
+    /// Stores the result of the handshake. `has_empty_events` says whether the client supports events without
+    /// data.
+    pub(super) fn set_negotiated(&self, server: &UpstreamDescription, has_empty_events: bool) {
         let has_logging = server.capabilities.object().is_some_and(|object| object.contains("logging"));
-        let _ = self.negotiated.set(NegotiatedFeatures { has_logging, primes });
+        let _ = self.negotiated.set(NegotiatedFeatures { has_logging, has_empty_events });
     }
 
-    /// Whether the client declared the capability that this request needs.
-    pub(super) fn can_be_asked(&self, question: &Frame) -> bool {
-        let Kind::Request { method, params, .. } = question.kind() else { return false };
+    /// Whether the client declared the capability that this request of the server needs.
+    pub(super) fn accepts_request(&self, request: &Frame) -> bool {
+        let Kind::Request { method, params, .. } = request.kind() else { return false };
         self.caller.capabilities.missing_for(method, params.as_deref()).is_none()
     }
 
@@ -146,7 +150,7 @@ impl<W: Transport> EmulatedSession<W> {
         (call, cancelled)
     }
 
-    /// Cancels a call, for its client or for the proxy.
+    /// Cancels the call with this id, for its client or for the proxy.
     pub(super) fn cancel(&self, call: &RequestId) {
         if let Some((_, cancelled)) = self.state.lock().calls.get(call) {
             cancelled.cancel();
@@ -172,17 +176,17 @@ impl<W: Transport> EmulatedSession<W> {
 
     /// Handles a response of the client.
     pub(super) fn receive_response(&self, id: &RequestId, outcome: Result<Bytes, Bytes>) {
-        let question = self.state.lock().questions.remove(id);
-        match question {
-            Some(question) => question.answer.respond(outcome),
+        let request = self.state.lock().server_requests.remove(id);
+        match request {
+            Some(request) => request.responder.respond(outcome),
             None => tracing::debug!(%id, "a response without a request"),
         }
     }
 
-    /// Drops a request that the server cancelled. Returns whether it was open.
+    /// Discards a request that the server cancelled. Returns whether it was open.
     fn discard_request(&self, id: &RequestId) -> bool {
-        let question = self.state.lock().questions.remove(id);
-        question.map(|question| question.answer.discard()).is_some()
+        let request = self.state.lock().server_requests.remove(id);
+        request.map(|request| request.responder.discard()).is_some()
     }
 
     /// Sets the lowest severity of log messages for the client. The server is set to the lowest of all
@@ -192,13 +196,13 @@ impl<W: Transport> EmulatedSession<W> {
         pool: &SessionPool<W>,
         params: Option<&Payload>,
     ) -> Result<(), ErrorObject> {
-        if !self.negotiated.get().is_some_and(|agreed| agreed.has_logging) {
+        if !self.negotiated.get().is_some_and(|negotiated| negotiated.has_logging) {
             return Err(ErrorObject::new(code::METHOD_NOT_FOUND, "the server does not support logging"));
         }
         let level = rewrite_ids::string_param(params, "level").and_then(|name| LogSeverity::parse(&name));
         let level = level.ok_or_else(|| ErrorObject::new(code::INVALID_PARAMS, "there is no such level"))?;
         self.state.lock().level = Some(level);
-        if let Some(level) = pool.listeners.level() {
+        if let Some(level) = pool.listeners.lowest_level() {
             let server = pool.server();
             pool.send_to_all(|| message::set_level(server.next_id(), level));
         }
@@ -215,14 +219,14 @@ impl<W: Transport> EmulatedSession<W> {
         params: Option<&Payload>,
     ) -> Result<Result<(), ErrorObject>, CallError> {
         let Some(uri) = rewrite_ids::string_param(params, "uri") else { return Ok(Err(no_uri())) };
-        if self.state.lock().subscribed.len() >= MAX_RESOURCES {
-            let text = format!("a session subscribes to {MAX_RESOURCES} resources at most");
+        if self.state.lock().subscriptions.len() >= MAX_SUBSCRIPTIONS {
+            let text = format!("a session subscribes to {MAX_SUBSCRIPTIONS} resources at most");
             return Ok(Err(ErrorObject::new(code::BUSY, text)));
         }
         Ok(match subscribe::subscribe(pool.clone(), &uri).await {
             Ok(guard) => {
                 // A replaced guard is dropped outside the lock.
-                let _before = self.state.lock().subscribed.insert(uri, guard);
+                let _replaced = self.state.lock().subscriptions.insert(uri, guard);
                 Ok(())
             }
             Err(SubscribeError::Refused(error)) => Err(error),
@@ -230,13 +234,14 @@ impl<W: Transport> EmulatedSession<W> {
         })
     }
 
+    /// Ends the subscription to a resource, if there is one.
     pub(super) fn unsubscribe(&self, params: Option<&Payload>) -> Result<(), ErrorObject> {
         let uri = rewrite_ids::string_param(params, "uri").ok_or_else(no_uri)?;
-        let _gone = self.state.lock().subscribed.remove(&uri);
+        let _removed = self.state.lock().subscriptions.remove(&uri);
         Ok(())
     }
 
-    /// Whether the client gets a notification.
+    /// Whether the client gets this notification, by its log level and subscriptions.
     pub(super) fn is_wanted(&self, frame: &Frame) -> bool {
         let Kind::Notification { method, params } = frame.kind() else { return true };
         match method {
@@ -248,46 +253,53 @@ impl<W: Transport> EmulatedSession<W> {
                 };
                 let wanted = self.state.lock().level;
                 // A level that another client set does not apply to a client that set none.
-                let usual = || self.pool.lock().upgrade()?.listeners.level().map(|_| LogSeverity::USUAL);
-                wanted.or_else(usual).is_none_or(|wanted| level >= wanted)
+                let default_level =
+                    || self.pool.lock().upgrade()?.listeners.lowest_level().map(|_| LogSeverity::DEFAULT);
+                wanted.or_else(default_level).is_none_or(|wanted| level >= wanted)
             }
-            Method::ResourceUpdated => rewrite_ids::string_param(params.as_ref(), "uri")
-                .is_some_and(|uri| self.state.lock().subscribed.keys().any(|wanted| is_within(wanted, &uri))),
+            Method::ResourceUpdated => rewrite_ids::string_param(params.as_ref(), "uri").is_some_and(|uri| {
+                self.state.lock().subscriptions.keys().any(|subscribed| is_within(subscribed, &uri))
+            }),
             _ => true,
         }
     }
 
-    /// Opens the GET stream; an earlier one ends.
-    pub(super) fn listen(self: &Arc<Self>, pool: Arc<SessionPool<W>>, headers: &HeaderMap) -> GetStreamBody {
+    /// Opens the GET stream as a response body; an earlier one ends.
+    pub(super) fn open_get_stream(
+        self: &Arc<Self>,
+        pool: Arc<SessionPool<W>>,
+        headers: &HeaderMap,
+    ) -> GetStreamBody {
         let last_id = headers.get(&LAST_EVENT_ID).map(|id| id.as_bytes());
-        let primes = self.negotiated.get().is_some_and(|agreed| agreed.primes);
+        let has_empty_events = self.negotiated.get().is_some_and(|negotiated| negotiated.has_empty_events);
         // Keeps a pooled session open that reports changes, while the stream is open.
-        let receiver: broadcast::Receiver<ChangeNotification> = pool.reports.subscribe();
-        self.feed.open(last_id, primes, Box::new((self.clone(), pool, receiver)))
+        let receiver: broadcast::Receiver<ChangeNotification> = pool.notifier.subscribe();
+        self.backlog.open(last_id, has_empty_events, Box::new((self.clone(), pool, receiver)))
     }
 
-    /// Ends the session.
+    /// Ends the session: cancels its calls, and drops its open requests and subscriptions.
     pub(super) fn end(&self) {
-        let (calls, questions, subscribed) = {
+        let (calls, requests, subscriptions) = {
             let mut state = self.state.lock();
             let calls: Vec<_> = state.calls.values().map(|(_, cancelled)| cancelled.clone()).collect();
-            (calls, std::mem::take(&mut state.questions), std::mem::take(&mut state.subscribed))
+            (calls, std::mem::take(&mut state.server_requests), std::mem::take(&mut state.subscriptions))
         };
         calls.iter().for_each(CancellationToken::cancel);
-        self.feed.end();
-        drop((questions, subscribed));
+        self.backlog.end();
+        drop((requests, subscriptions));
     }
 
+    /// Marks the session as used since the last sweep.
     pub(super) fn mark_used(&self) {
         self.idle_rounds.store(0, Ordering::Relaxed);
     }
 
-    /// Rounds without use.
+    /// Number of consecutive sweeps without use.
     pub(super) fn idle_rounds(&self) -> u32 {
         self.idle_rounds.load(Ordering::Relaxed)
     }
 
-    /// Counts one more round without use.
+    /// Counts one more sweep without use, and returns their number.
     pub(super) fn count_idle_round(&self) -> u32 {
         self.idle_rounds.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -296,42 +308,43 @@ impl<W: Transport> EmulatedSession<W> {
 impl<W: Transport> BroadcastListener for EmulatedSession<W> {
     fn notify(&self, frame: &Frame, line: &Bytes) {
         if self.is_wanted(frame) {
-            self.feed.push(line.clone());
+            self.backlog.push(line.clone());
         }
     }
 
     /// Ids are unique in the session. After 2^31 they start again and skip those of open requests.
     fn next_request_id(&self) -> RequestId {
         loop {
-            let number = self.next_question.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1);
+            let number = self.next_request.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1);
             let id = RequestId::from_number(number.into());
-            if !self.state.lock().questions.contains_key(&id) {
+            if !self.state.lock().server_requests.contains_key(&id) {
                 return id;
             }
         }
     }
 
-    fn send_request(&self, id: RequestId, frame: &Frame, answer: Box<dyn Responder>) {
+    fn send_request(&self, id: RequestId, frame: &Frame, responder: Box<dyn Responder>) {
         let Some(message) = rewrite_ids::with_id(frame, &id) else { return };
         let is_open = {
             let mut state = self.state.lock();
-            let open = state.questions.values().filter(|question| question.call.is_none()).count();
+            let open = state.server_requests.values().filter(|request| request.call.is_none()).count();
             // A larger message would not be stored until the stream is read.
-            let has_room = open < MAX_OPEN && message.len() <= EVENT_BYTES && self.can_be_asked(frame);
+            let has_room =
+                open < MAX_OPEN_REQUESTS && message.len() <= MAX_EVENT_BYTES && self.accepts_request(frame);
             if has_room {
-                state.questions.insert(id, OpenServerRequest { call: None, answer });
+                state.server_requests.insert(id, OpenServerRequest { call: None, responder });
             }
             has_room
         };
-        // Else its responder was dropped, which rejected the request.
+        // The responder of a request that is not stored was dropped, which rejected the request.
         if is_open {
-            self.feed.push(message);
+            self.backlog.push(message);
         }
     }
 
     fn cancel_request(&self, id: &RequestId, reason: &str) {
         if self.discard_request(id) {
-            self.feed.push(legacy::cancelled_notification(id, reason));
+            self.backlog.push(legacy::cancelled_notification(id, reason));
         }
     }
 
@@ -344,7 +357,12 @@ impl<W: Transport> BroadcastListener for EmulatedSession<W> {
 
 impl<W: Transport> Default for EmulatedState<W> {
     fn default() -> Self {
-        Self { calls: HashMap::new(), questions: HashMap::new(), subscribed: HashMap::new(), level: None }
+        Self {
+            calls: HashMap::new(),
+            server_requests: HashMap::new(),
+            subscriptions: HashMap::new(),
+            level: None,
+        }
     }
 }
 
@@ -352,12 +370,12 @@ impl<W: Transport> Default for EmulatedState<W> {
 
 impl<W: Transport> EmulatedCallGuard<W> {
     /// Registers a request of the server during the call.
-    pub(super) fn register_request(&self, id: RequestId, answer: Box<dyn Responder>) {
-        let question = OpenServerRequest { call: Some(self.number), answer };
-        self.session.state.lock().questions.insert(id, question);
+    pub(super) fn register_request(&self, id: RequestId, responder: Box<dyn Responder>) {
+        let request = OpenServerRequest { call: Some(self.number), responder };
+        self.session.state.lock().server_requests.insert(id, request);
     }
 
-    /// Drops a request that the server cancelled.
+    /// Discards a request that the server cancelled.
     pub(super) fn discard_request(&self, id: &RequestId) {
         self.session.discard_request(id);
     }
@@ -369,10 +387,11 @@ impl<W: Transport> Drop for EmulatedCallGuard<W> {
         if state.calls.get(&self.id).is_some_and(|(number, _)| *number == self.number) {
             state.calls.remove(&self.id);
         }
-        let open: Vec<_> = state.questions.extract_if(|_, open| open.call == Some(self.number)).collect();
+        let open_requests: Vec<_> =
+            state.server_requests.extract_if(|_, request| request.call == Some(self.number)).collect();
         drop(state);
         // Outside the lock: a dropped responder rejects its request.
-        drop(open);
+        drop(open_requests);
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::session::{MAX_OPEN, MAX_RESOURCES};
+use super::session::{MAX_OPEN_REQUESTS, MAX_SUBSCRIPTIONS};
 use crate::{
     dialect::Principal,
     protocol::headers::SESSION_ID,
@@ -33,13 +33,13 @@ fn server() -> (Arc<dyn Upstream>, Child) {
 fn limited(limits: UpstreamLimits) -> (Arc<dyn Upstream>, Child) {
     let (server, mut started) =
         in_memory(Config { limits, ..Config::default() }).expect("a runtime is entered");
-    let (sends, mut to_say) = mpsc::unbounded_channel::<Value>();
+    let (sends, mut outgoing) = mpsc::unbounded_channel::<Value>();
     let (receives, received) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         let (reads, mut writes) = split(started.recv().await.expect("it is started"));
         let mut lines = BufReader::new(reads).lines();
         loop {
-            let said = tokio::select! {
+            let message = tokio::select! {
                 line = lines.next_line() => {
                     let Ok(Some(line)) = line else { return };
                     let message: Value = serde_json::from_str(&line).expect("JSON");
@@ -50,9 +50,9 @@ fn limited(limits: UpstreamLimits) -> (Arc<dyn Upstream>, Child) {
                     json!({ "jsonrpc": "2.0", "id": message["id"], "result": {
                         "protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {} } })
                 }
-                said = to_say.recv() => said.expect("the test goes on"),
+                outgoing_message = outgoing.recv() => outgoing_message.expect("the test goes on"),
             };
-            writes.write_all(format!("{said}\n").as_bytes()).await.expect("it is read");
+            writes.write_all(format!("{message}\n").as_bytes()).await.expect("it is read");
         }
     });
     (server, Child { sends, received })
@@ -79,9 +79,9 @@ async fn post(server: &dyn Upstream, session: Option<&HeaderValue>, message: Val
 
 async fn begin(server: &dyn Upstream) -> Result<HeaderValue, Value> {
     let params = json!({ "protocolVersion": "2025-11-25", "capabilities": { "roots": {} } });
-    let hello = json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params });
-    let (answer, said) = post(server, None, hello).await;
-    answer.headers.get(&SESSION_ID).cloned().ok_or_else(|| said["error"].clone())
+    let initialize = json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params });
+    let (answer, body) = post(server, None, initialize).await;
+    answer.headers.get(&SESSION_ID).cloned().ok_or_else(|| body["error"].clone())
 }
 
 async fn ping(server: &dyn Upstream, session: &HeaderValue) -> StatusCode {
@@ -117,10 +117,10 @@ async fn subscriptions_of_a_session_are_bounded() {
     let (server, _child) = server();
     let session = begin(&*server).await.expect("a session");
     let subscribe = |n: usize| json!({ "jsonrpc": "2.0", "id": n, "method": "resources/subscribe", "params": { "uri": format!("file:///{n}") } });
-    for n in 0..MAX_RESOURCES {
+    for n in 0..MAX_SUBSCRIPTIONS {
         assert_eq!(post(&*server, Some(&session), subscribe(n)).await.1["result"], json!({}));
     }
-    let (_, refused) = post(&*server, Some(&session), subscribe(MAX_RESOURCES)).await;
+    let (_, refused) = post(&*server, Some(&session), subscribe(MAX_SUBSCRIPTIONS)).await;
     assert_eq!(refused["error"]["code"], -31006, "{refused}");
 }
 
@@ -132,10 +132,10 @@ async fn open_requests_outside_calls_are_bounded() {
         child.received.recv().await.expect("the handshake ends")["method"],
         "notifications/initialized"
     );
-    for n in 0..=MAX_OPEN {
+    for n in 0..=MAX_OPEN_REQUESTS {
         let asks = json!({ "jsonrpc": "2.0", "id": n, "method": "roots/list" });
         child.sends.send(asks).expect("it runs");
     }
     let refused = child.received.recv().await.expect("an answer");
-    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!(MAX_OPEN), &json!(-32603)));
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!(MAX_OPEN_REQUESTS), &json!(-32603)));
 }

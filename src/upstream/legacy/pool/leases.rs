@@ -3,8 +3,8 @@
 //! Idle sessions are leased most recently used first: consecutive calls of one caller reach the same session,
 //! the list session.
 //!
-//! There are two budgets: waiting calls have `limits.sessions`, deferred calls `limits.task_sessions` beside
-//! them, because a task may run for hours and must not delay calls. A call that finds all sessions in use
+//! There are two budgets of sessions: calls have `limits.sessions`, deferred calls `limits.task_sessions` in
+//! addition, because a task may run for hours and must not delay calls. A call that finds all sessions in use
 //! waits in a queue of bounded length and time.
 
 use futures_util::FutureExt;
@@ -28,25 +28,25 @@ pub(super) type PoolState<W> = pooled_sessions::PooledSessions<W, LeaseGrant<W>>
 /// Lease of a session for one call.
 pub(in crate::upstream::legacy) struct SessionLease<W: Transport> {
     pub(in crate::upstream::legacy) session: Arc<UpstreamSession<W>>,
-    /// Pool to return the session to, if the lease is exclusive.
-    exclusive: Option<Arc<SessionPool<W>>>,
+    /// Pool to return the session to; `None` if the lease is shared.
+    exclusive_in: Option<Arc<SessionPool<W>>>,
 }
 
-/// Permit of one call to open one more session.
+/// Permit of one call to open one more session. Dropping it unused frees the slot for the next call.
 pub(super) struct OpenPermit<W: Transport> {
     /// `None` once the session is open.
     pool: Option<Arc<SessionPool<W>>>,
     call: u64,
 }
 
-/// What the head of the queue gets.
+/// Grant to the call at the head of the queue: a session, or a permit to open one.
 pub(super) enum LeaseGrant<W: Transport> {
     Lease(SessionLease<W>),
     Open(OpenPermit<W>),
 }
 
 /// Time for which a call waits for an exclusive session while tasks hold all of the pool.
-const BESIDE: Duration = Duration::from_secs(1);
+const TASK_WAIT: Duration = Duration::from_secs(1);
 
 // === impl SessionPool ===
 
@@ -56,7 +56,7 @@ impl<W: Transport> SessionPool<W> {
         self: &Arc<Self>,
         request: &CallRequest,
     ) -> Option<SessionLease<W>> {
-        self.try_lease_for(&request.method, || LeaseHolder::of(request))
+        self.try_lease_for(&request.method, || LeaseHolder::new(request))
     }
 
     fn try_lease_for(
@@ -65,9 +65,9 @@ impl<W: Transport> SessionPool<W> {
         holder: impl FnOnce() -> LeaseHolder,
     ) -> Option<SessionLease<W>> {
         let mut state = self.state.lock();
-        let lists = state.lists.as_ref()?;
-        if self.can_share(method, lists) {
-            return Some(SessionLease::shared(lists.clone()));
+        let list_session = state.list_session.as_ref()?;
+        if self.can_share(method, list_session) {
+            return Some(SessionLease::shared(list_session.clone()));
         }
         // Calls in the queue come first.
         if state.queue.is_empty() { self.take_idle(&mut state, holder) } else { None }
@@ -80,17 +80,17 @@ impl<W: Transport> SessionPool<W> {
     ) -> Option<SessionLease<W>> {
         let pooled = state.all.iter_mut().rfind(|pooled| pooled.is_idle())?;
         pooled.holder = Some(holder());
-        pooled.quiet = 0;
-        Some(SessionLease { session: pooled.session.clone(), exclusive: Some(self.clone()) })
+        pooled.idle_sweeps = 0;
+        Some(SessionLease { session: pooled.session.clone(), exclusive_in: Some(self.clone()) })
     }
 
     /// Whether a call may share the list session: the server sends no requests during it, or sends them on
     /// the call's own stream.
-    fn can_share(&self, method: &Method, lists: &UpstreamSession<W>) -> bool {
-        !self.askable
+    fn can_share(&self, method: &Method, list_session: &UpstreamSession<W>) -> bool {
+        !self.accepts_input
             || !method.can_request_input()
             || self.server.request_placement.can_share_sessions()
-            || lists.is_deaf()
+            || list_session.has_no_off_stream()
     }
 
     /// Leases a session for a call: opens one, or waits for one.
@@ -102,28 +102,29 @@ impl<W: Transport> SessionPool<W> {
         method: Method,
         holder: LeaseHolder,
     ) -> Result<SessionLease<W>, CallError> {
-        // First, because it shows whether sessions must be leased at all.
+        // Open the list session first: the server's behaviour in it shows whether calls need exclusive
+        // sessions.
         self.list_session().await?;
-        let turn = match self.try_lease_for(&method, || holder.clone()) {
+        let grant = match self.try_lease_for(&method, || holder.clone()) {
             Some(lease) => return Ok(lease),
             None => self.enqueue(holder.clone())?,
         };
-        match self.wait_for_grant(turn, &holder).await? {
+        match self.wait_for_grant(grant, &holder).await? {
             LeaseGrant::Lease(lease) => Ok(lease),
-            LeaseGrant::Open(promise) => {
+            LeaseGrant::Open(permit) => {
                 let transport = self.server.transport.clone();
-                let mut opened = pin!(promise.open_in_background());
+                let mut opened = pin!(permit.open_in_background());
                 // A session may become free in a moment.
-                let (mut patience, mut is_over) = (pin!(sleep(BESIDE)), false);
+                let (mut task_wait, mut has_waited) = (pin!(sleep(TASK_WAIT)), false);
                 loop {
                     tokio::select! {
                         biased;
                         opened = &mut opened => return opened,
-                        () = &mut patience, if !is_over => is_over = true,
+                        () = &mut task_wait, if !has_waited => has_waited = true,
                         () = transport.eviction_failed() => {
-                            let free = self.take_idle(&mut self.state.lock(), || holder.clone());
-                            let share = || if is_over { self.share_with_tasks(&holder) } else { None };
-                            if let Some(lease) = free.or_else(share) {
+                            let idle = self.take_idle(&mut self.state.lock(), || holder.clone());
+                            let shared = || if has_waited { self.share_with_tasks(&holder) } else { None };
+                            if let Some(lease) = idle.or_else(shared) {
                                 return Ok(lease);
                             }
                         }
@@ -133,15 +134,16 @@ impl<W: Transport> SessionPool<W> {
         }
     }
 
-    /// Shared lease beside the tasks that hold all sessions, if no more may be opened: a task does not
-    /// prevent calls. Requests that arrive there cannot be attributed, and are rejected.
+    /// Returns a shared lease of a session that tasks hold, if no more sessions may be opened: a task does
+    /// not block calls. Requests of the server that arrive in this session cannot be attributed, and are
+    /// rejected.
     fn share_with_tasks(&self, holder: &LeaseHolder) -> Option<SessionLease<W>> {
         let session = if holder.is_task() { None } else { self.state.lock().shareable_with_tasks() };
         session.map(SessionLease::shared)
     }
 
     fn enqueue(self: &Arc<Self>, holder: LeaseHolder) -> Result<oneshot::Receiver<LeaseGrant<W>>, CallError> {
-        let (sender, turn) = oneshot::channel();
+        let (sender, grant) = oneshot::channel();
         {
             let limits = self.server.config.load().limits;
             let mut state = self.state.lock();
@@ -152,45 +154,45 @@ impl<W: Transport> SessionPool<W> {
             state.queue.push_back(LeaseWaiter { holder, grant: sender });
             let must_wait = !state.can_serve_now(&limits);
             if must_wait {
-                count_limits(&state, &limits, is_task);
+                record_limits(&state, &limits, is_task);
             }
             if state.queue.len() > limits.queue && must_wait {
                 // Calls that were dropped while they waited do not count.
-                state.queue.retain(|waiting| !waiting.grant.is_closed());
+                state.queue.retain(|waiter| !waiter.grant.is_closed());
                 if state.queue.len() > limits.queue {
                     state.queue.pop_back();
                     return Err(CallError::QueueFull {
                         limit: limits.sessions,
-                        bound: W::BOUND,
+                        bound: W::SESSION_LIMIT_REASON,
                         queue: limits.queue,
                     });
                 }
             }
         }
         self.serve_queue();
-        Ok(turn)
+        Ok(grant)
     }
 
-    /// Waits in the queue. A server that turns out to send its requests on the calls' own streams ends the
-    /// wait of all; a call waits up to its limit, a task without limit.
+    /// Waits in the queue for a grant. All calls stop waiting if the server turns out to send its requests on
+    /// the calls' own streams; a call waits up to its time limit, a task without limit.
     async fn wait_for_grant(
         self: &Arc<Self>,
-        turn: oneshot::Receiver<LeaseGrant<W>>,
+        grant: oneshot::Receiver<LeaseGrant<W>>,
         holder: &LeaseHolder,
     ) -> Result<LeaseGrant<W>, CallError> {
         let limit = self.server.config.load().timeouts.queue;
-        let (mut turn, mut patience) = (turn, pin!(sleep(limit).fuse()));
-        let mut shown = pin!(self.server.request_placement.wait_on_stream().fuse());
+        let (mut grant, mut queue_timeout) = (grant, pin!(sleep(limit).fuse()));
+        let mut seen_on_stream = pin!(self.server.request_placement.wait_on_stream().fuse());
         loop {
             tokio::select! {
-                // A grant at the last moment is taken.
+                // Prefer a grant that arrives together with the timeout.
                 biased;
-                turn = &mut turn => return turn.map_err(|_| CallError::Closing),
-                () = &mut shown => self.serve_queue(),
-                () = &mut patience => {
+                grant = &mut grant => return grant.map_err(|_| CallError::Closing),
+                () = &mut seen_on_stream => self.serve_queue(),
+                () = &mut queue_timeout => {
                     if !holder.is_task() {
                         let limits = self.server.config.load().limits;
-                        return Err(CallError::QueueTimeout { limit: limits.sessions, bound: W::BOUND, after: limit });
+                        return Err(CallError::QueueTimeout { limit: limits.sessions, bound: W::SESSION_LIMIT_REASON, after: limit });
                     }
                 }
             }
@@ -200,27 +202,27 @@ impl<W: Transport> SessionPool<W> {
     /// Serves the queue after a shared call ended: it may have been the last that kept the session from being
     /// leased.
     pub(in crate::upstream::legacy) fn shared_call_ended(self: &Arc<Self>) {
-        if self.askable && !self.server.request_placement.can_share_sessions() {
+        if self.accepts_input && !self.server.request_placement.can_share_sessions() {
             self.serve_queue();
         }
     }
 
     /// Grants available sessions to the queue.
     pub(in crate::upstream::legacy) fn serve_queue(self: &Arc<Self>) {
-        let mut spare: Option<LeaseGrant<W>> = None;
+        let mut unclaimed: Option<LeaseGrant<W>> = None;
         loop {
-            let (next, turn) = {
+            let (sender, grant) = {
                 let mut state = self.state.lock();
                 // Undo the grant of a call that no longer waits, for the next one.
-                if let Some(turn) = spare.take() {
-                    turn.undo(&mut state);
+                if let Some(grant) = unclaimed.take() {
+                    grant.undo(&mut state);
                 }
                 match self.next_grant(&mut state) {
                     Some(found) => found,
                     None => return,
                 }
             };
-            spare = next.send(turn).err();
+            unclaimed = sender.send(grant).err();
         }
     }
 
@@ -234,45 +236,49 @@ impl<W: Transport> SessionPool<W> {
     ) -> Option<(oneshot::Sender<LeaseGrant<W>>, LeaseGrant<W>)> {
         let limits = self.server.config.load().limits;
         let head = state.queue.front()?.holder.clone();
-        if let Some(lists) = state.lists.as_ref().filter(|lists| self.can_share(&Method::ToolsCall, lists)) {
-            let lease = LeaseGrant::Lease(SessionLease::shared(lists.clone()));
+        if let Some(list_session) = state
+            .list_session
+            .as_ref()
+            .filter(|list_session| self.can_share(&Method::ToolsCall, list_session))
+        {
+            let lease = LeaseGrant::Lease(SessionLease::shared(list_session.clone()));
             return Some((state.queue.pop_front()?.grant, lease));
         }
         let for_task = head.is_task();
         if let Some(lease) = self.take_idle(state, || head) {
             return Some((state.queue.pop_front()?.grant, LeaseGrant::Lease(lease)));
         }
-        let next = if state.has_room(&limits, for_task) {
+        let next = if state.can_open(&limits, for_task) {
             state.queue.pop_front()?
         } else {
-            let is_task = |waiting: &LeaseWaiter<_>| waiting.holder.is_task();
-            match state.queue.iter().position(is_task).filter(|_| state.has_room(&limits, true)) {
-                Some(at) => state.queue.remove(at)?,
+            let is_task = |waiter: &LeaseWaiter<_>| waiter.holder.is_task();
+            match state.queue.iter().position(is_task).filter(|_| state.can_open(&limits, true)) {
+                Some(index) => state.queue.remove(index)?,
                 None if W::IS_COSTLY && state.opening_for.iter().all(LeaseHolder::is_task) => {
                     let session = state.shareable_with_tasks()?;
-                    let at = state.queue.iter().position(|waiting| !waiting.holder.is_task())?;
+                    let index = state.queue.iter().position(|waiter| !waiter.holder.is_task())?;
                     return Some((
-                        state.queue.remove(at)?.grant,
+                        state.queue.remove(index)?.grant,
                         LeaseGrant::Lease(SessionLease::shared(session)),
                     ));
                 }
                 None => return None,
             }
         };
-        let promise = OpenPermit { pool: Some(self.clone()), call: next.holder.call };
+        let permit = OpenPermit { pool: Some(self.clone()), call: next.holder.call };
         state.opening_for.push(next.holder);
-        Some((next.grant, LeaseGrant::Open(promise)))
+        Some((next.grant, LeaseGrant::Open(permit)))
     }
 }
 
-/// Counts the limits that delay a call or a task.
-fn count_limits<W: Transport>(state: &PoolState<W>, limits: &UpstreamLimits, is_task: bool) {
+/// Records in the metrics the limits that delay a call or a task.
+fn record_limits<W: Transport>(state: &PoolState<W>, limits: &UpstreamLimits, is_task: bool) {
     if !is_task {
         Limit::Sessions.record_hit();
     }
     // Tasks may have a free budget where calls have none; tasks above it use the budget of calls.
     let is_full = match is_task {
-        true => !state.has_room(limits, true),
+        true => !state.can_open(limits, true),
         false => state.task_count() > limits.task_sessions,
     };
     if is_full {
@@ -283,17 +289,17 @@ fn count_limits<W: Transport>(state: &PoolState<W>, limits: &UpstreamLimits, is_
 // === impl LeaseGrant ===
 
 impl<W: Transport> LeaseGrant<W> {
-    /// Undoes a grant that was not received. Dropping it would take the lock again.
+    /// Returns an unreceived grant to the pool. Dropping it would lock the pool again.
     fn undo(self, state: &mut PoolState<W>) {
         match self {
             Self::Lease(mut lease) => {
-                if lease.exclusive.take().is_some() {
+                if lease.exclusive_in.take().is_some() {
                     state.release(&lease.session);
                 }
             }
-            Self::Open(mut promise) => {
-                if promise.pool.take().is_some() {
-                    state.take_opening(promise.call);
+            Self::Open(mut permit) => {
+                if permit.pool.take().is_some() {
+                    state.take_opening(permit.call);
                 }
             }
         }
@@ -303,19 +309,20 @@ impl<W: Transport> LeaseGrant<W> {
 // === impl SessionLease ===
 
 impl<W: Transport> SessionLease<W> {
-    /// Shared lease of a session.
+    /// Returns a shared lease: other calls may use the session as well.
     pub(in crate::upstream::legacy) fn shared(session: Arc<UpstreamSession<W>>) -> Self {
-        Self { session, exclusive: None }
+        Self { session, exclusive_in: None }
     }
 
+    /// Whether no other call may use the session until the lease is dropped.
     pub(in crate::upstream::legacy) fn is_exclusive(&self) -> bool {
-        self.exclusive.is_some()
+        self.exclusive_in.is_some()
     }
 }
 
 impl<W: Transport> Drop for SessionLease<W> {
     fn drop(&mut self) {
-        if let Some(pool) = self.exclusive.take() {
+        if let Some(pool) = self.exclusive_in.take() {
             let is_surplus = {
                 let mut state = pool.state.lock();
                 state.release(&self.session);
@@ -349,11 +356,11 @@ impl<W: Transport> OpenPermit<W> {
         let insert = |state: &mut PoolState<W>, session: &Arc<UpstreamSession<W>>| {
             let holder = state.take_opening(call);
             state.insert(session, holder);
-            state.lists.get_or_insert_with(|| session.clone());
+            state.list_session.get_or_insert_with(|| session.clone());
         };
         let session = pool.open(insert).await?;
         self.pool = None;
-        Ok(SessionLease { session, exclusive: Some(pool) })
+        Ok(SessionLease { session, exclusive_in: Some(pool) })
     }
 }
 

@@ -50,91 +50,95 @@ pub(super) struct SessionPool<W: Transport> {
     _weight: IdentityWeight,
     server: Arc<ServerContext<W>>,
     /// Whether the client accepts any input requests.
-    askable: bool,
+    accepts_input: bool,
     /// Change notifications of this principal's sessions.
-    pub(super) reports: ChangeNotifier,
+    pub(super) notifier: ChangeNotifier,
     pub(super) subscriptions: ResourceSubscriptions<W>,
     /// Emulated sessions that make their calls here.
     pub(super) listeners: BroadcastListeners,
-    /// Logical time of the last use.
-    pub(super) used: AtomicU64,
+    /// Logical time of the last use, by the clock of the pools.
+    pub(super) last_used: AtomicU64,
     state: Mutex<PoolState<W>>,
-    /// Session in which a call was refused again after another session had refused it, and the time.
-    refused_again: Mutex<Option<(u64, Instant)>>,
+    /// Number of the last session that refused a call after another session had refused the same call, and
+    /// the time of that refusal.
+    last_repeated_refusal: Mutex<Option<(u64, Instant)>>,
 }
 
-/// Bytes that an identity keeps, counted with all others.
+/// Bytes that an identity keeps, counted in the total of the server until dropped.
 struct IdentityWeight {
     bytes: usize,
-    all: Arc<AtomicUsize>,
+    total: Arc<AtomicUsize>,
     _counted: [UsageGuard; 2],
 }
 
-/// Copies of an identity's credentials: its own, and the header names and lines of its first session, with a
-/// body and without.
-const CREDENTIALS: usize = 4;
-/// Cost of an identity beside what it declares and is identified by, in bytes.
-const IDENTITY: usize = 512;
-/// Time for which a refused call is not retried in a new session after that failed.
-const REFUSED_AGAIN: Duration = Duration::from_secs(1);
-/// Pause before a session for listeners is tried again. Doubles each time.
-const PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Number of copies of an identity's credentials: its own, and the header names and lines of its first
+/// session, with a body and without.
+const CREDENTIAL_COPIES: usize = 4;
+/// Fixed cost of an identity in bytes, without its credentials, client info and capabilities.
+const IDENTITY_BYTES: usize = 512;
+/// Time for which refused calls are not retried in new sessions after such a retry was refused.
+const RETRY_COOLDOWN: Duration = Duration::from_secs(1);
+/// Pause before a session for listeners is opened again. Doubles after each failure, up to
+/// [`MAX_REOPEN_PAUSE`].
+const REOPEN_PAUSE: Duration = Duration::from_secs(1);
+const MAX_REOPEN_PAUSE: Duration = Duration::from_secs(30);
 
 // === impl IdentityWeight ===
 
 impl IdentityWeight {
-    fn of(identity: &CallerIdentity, all: &Arc<AtomicUsize>) -> Self {
-        let known_by =
-            identity.credentials.retained_bytes() * CREDENTIALS + identity.client_info.retained_bytes();
-        let bytes = IDENTITY + known_by + identity.capabilities.retained_bytes();
-        all.fetch_add(bytes, Ordering::Relaxed);
-        let counted = [Limit::Identities.take(1), Limit::IdentityBytes.take(bytes)];
-        Self { bytes, all: Arc::clone(all), _counted: counted }
+    fn new(identity: &CallerIdentity, total: &Arc<AtomicUsize>) -> Self {
+        let identified_by =
+            identity.credentials.retained_bytes() * CREDENTIAL_COPIES + identity.client_info.retained_bytes();
+        let bytes = IDENTITY_BYTES + identified_by + identity.capabilities.retained_bytes();
+        total.fetch_add(bytes, Ordering::Relaxed);
+        let counted = [Limit::Identities.acquire(1), Limit::IdentityBytes.acquire(bytes)];
+        Self { bytes, total: Arc::clone(total), _counted: counted }
     }
 }
 
 impl Drop for IdentityWeight {
     fn drop(&mut self) {
-        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
 // === impl SessionPool ===
 
 impl<W: Transport> SessionPool<W> {
+    /// Creates the pool of this identity, without a session.
     pub(super) fn new(
         server: Arc<ServerContext<W>>,
         identity: CallerIdentity,
-        reports: ChangeNotifier,
+        notifier: ChangeNotifier,
     ) -> Self {
         Self {
-            askable: identity.capabilities.can_receive_input_requests(),
-            _weight: IdentityWeight::of(&identity, &server.identity_bytes),
+            accepts_input: identity.capabilities.can_receive_input_requests(),
+            _weight: IdentityWeight::new(&identity, &server.identity_bytes),
             identity,
             server,
-            reports,
+            notifier,
             subscriptions: ResourceSubscriptions::default(),
             listeners: BroadcastListeners::default(),
-            used: AtomicU64::new(0),
+            last_used: AtomicU64::new(0),
             state: Mutex::default(),
-            refused_again: Mutex::default(),
+            last_repeated_refusal: Mutex::default(),
         }
     }
 
-    /// Notes that a new session refused the call as well: the session is not the reason.
+    /// Notes that a new session refused the call as well: the session was not the reason.
     pub(super) fn note_repeated_refusal(&self, session: &UpstreamSession<W>) {
-        *self.refused_again.lock() = Some((session.number, self.server.clock.now()));
+        *self.last_repeated_refusal.lock() = Some((session.number, self.server.clock.now()));
     }
 
-    /// Whether a call refused in this session may be retried in a new one: not within [`REFUSED_AGAIN`] after
-    /// a retry that failed in a session as new as this one.
+    /// Whether a call refused in this session may be retried in a new one: not within the cooldown after a
+    /// retry was refused in a session as new as this one.
     pub(super) fn can_retry(&self, session: &UpstreamSession<W>) -> bool {
-        self.refused_again.lock().is_none_or(|(number, at)| {
-            session.number < number || self.server.clock.now().saturating_duration_since(at) >= REFUSED_AGAIN
+        self.last_repeated_refusal.lock().is_none_or(|(number, at)| {
+            session.number < number || self.server.clock.now().saturating_duration_since(at) >= RETRY_COOLDOWN
         })
     }
 
+    /// State shared by all sessions with the server.
     pub(super) fn server(&self) -> &Arc<ServerContext<W>> {
         &self.server
     }
@@ -144,7 +148,7 @@ impl<W: Transport> SessionPool<W> {
         self.identity.capabilities.covers(&caller.capabilities)
     }
 
-    /// The list session; opened once for all concurrent callers.
+    /// Returns the list session. Opens it if necessary, once for all concurrent callers.
     ///
     /// # Errors
     /// The error of opening. The next caller tries again.
@@ -154,19 +158,19 @@ impl<W: Transport> SessionPool<W> {
             if self.server.work.is_closing() {
                 return Err(CallError::Closing);
             }
-            if let Some(lists) = &state.lists {
-                return Ok(lists.clone());
+            if let Some(list_session) = &state.list_session {
+                return Ok(list_session.clone());
             }
             state.opening.get_or_insert_with(|| self.clone().open_list_session()).clone()
         };
         opening.await
     }
 
-    /// Description of the server from the list session, if it is open.
+    /// Description of the server from the list session; `None` unless that is open.
     pub(super) fn known_description(&self) -> Option<Arc<UpstreamDescription>> {
         let state = self.state.lock();
-        let lists = state.lists.as_ref().filter(|_| !self.server.work.is_closing())?;
-        Some(lists.description.clone())
+        let list_session = state.list_session.as_ref().filter(|_| !self.server.work.is_closing())?;
+        Some(list_session.description.clone())
     }
 
     /// Opens the list session in a background task: other callers still need a handshake whose first caller
@@ -177,7 +181,7 @@ impl<W: Transport> SessionPool<W> {
         server.work.spawn(async move {
             let insert = |state: &mut PoolState<W>, session: &Arc<UpstreamSession<W>>| {
                 state.opening = None;
-                state.lists = Some(session.clone());
+                state.list_session = Some(session.clone());
                 state.insert(session, None);
             };
             let outcome = self.open(insert).await;
@@ -198,108 +202,109 @@ impl<W: Transport> SessionPool<W> {
         insert: impl FnOnce(&mut PoolState<W>, &Arc<UpstreamSession<W>>),
     ) -> Result<Arc<UpstreamSession<W>>, CallError> {
         let session = tokio::select! {
-            opened = handshake::open(&self.server, &self.identity, self.clone(), &self.reports) => opened?,
+            opened = handshake::open(&self.server, &self.identity, self.clone(), &self.notifier) => opened?,
             // Fail waiting calls at once, not when the server answers.
             () = self.server.work.closing.cancelled() => return Err(CallError::Closing),
         };
-        let is_late = {
+        let is_closing = {
             let mut state = self.state.lock();
             // Under the lock: shutdown sets the flag before it takes the sessions from here.
-            let is_late = self.server.work.is_closing();
-            if !is_late {
+            let is_closing = self.server.work.is_closing();
+            if !is_closing {
                 insert(&mut state, &session);
             }
-            is_late
+            is_closing
         };
-        if is_late {
+        if is_closing {
             session.close().await;
             return Err(CallError::Closing);
         }
-        if let Some(level) = self.listeners.level() {
+        if let Some(level) = self.listeners.lowest_level() {
             session.send_later(message::set_level(self.server.next_id(), level));
         }
         Ok(session)
     }
 
-    /// Sends a message in every session.
+    /// Sends a message in every session of the pool, in the background. `body` is called once for each.
     pub(super) fn send_to_all(&self, body: impl Fn() -> Bytes) {
-        let all: Vec<_> = self.state.lock().all.iter().map(|pooled| pooled.session.clone()).collect();
-        all.iter().for_each(|session| session.send_later(body()));
+        let sessions: Vec<_> = self.state.lock().all.iter().map(|pooled| pooled.session.clone()).collect();
+        sessions.iter().for_each(|session| session.send_later(body()));
     }
 
     /// Removes a session that has ended or takes no more calls.
     pub(super) fn remove(self: &Arc<Self>, session: &Arc<UpstreamSession<W>>) {
-        let is_unwatched = {
+        let has_no_sessions = {
             let mut state = self.state.lock();
             state.retire(session);
-            if state.lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, session)) {
-                // The oldest remaining one; without one, a session is opened when needed.
-                state.lists = state.all.first().map(|pooled| pooled.session.clone());
+            if state.list_session.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, session)) {
+                // Promote the oldest remaining session; without one, a session is opened when needed.
+                state.list_session = state.all.first().map(|pooled| pooled.session.clone());
             }
-            state.lists.is_none()
+            state.list_session.is_none()
         };
-        if is_unwatched {
+        if has_no_sessions {
             self.reopen_for_listeners();
         }
         self.subscriptions.move_from(self, session);
         self.serve_queue();
     }
 
-    /// Whether a session must be opened for listeners. Not if a session costs a process and one of another
-    /// set of capabilities reports to them.
+    /// Whether a session must be opened for listeners. Not if a session costs a process and a session of
+    /// another set of capabilities already reports to the listeners.
     fn needs_listening_session(&self) -> bool {
-        self.reports.has_listeners() && !(W::IS_COSTLY && self.reports.reporting_sessions() > 0)
+        self.notifier.has_listeners() && !(W::IS_COSTLY && self.notifier.reporting_sessions() > 0)
     }
 
     /// Opens a session for listeners after the last one ended.
     fn reopen_for_listeners(self: &Arc<Self>) {
-        self.reports.mark_tools_changed();
+        self.notifier.mark_tools_changed();
         if !self.needs_listening_session() || self.server.work.is_closing() {
             return;
         }
         let pool = self.clone();
         self.server.work.spawn(async move {
             let closing = pool.server.work.closing.clone();
-            let mut pause = PAUSE;
+            let mut pause = REOPEN_PAUSE;
             while pool.needs_listening_session() && pool.list_session().await.is_err() {
                 tokio::select! {
                     () = closing.cancelled() => return,
-                    () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
+                    () = sleep(pause) => pause = (pause * 2).min(MAX_REOPEN_PAUSE),
                 }
             }
         });
     }
 
-    /// Closes sessions that have been unused for long. Called once a minute. `watched` is whether there are
-    /// listeners for change notifications.
-    pub(super) fn sweep(&self, watched: bool) {
-        let mut quiet = Vec::new();
-        let IdleRounds { lists: lists_for, others: others_for } = self.server.transport.idle_rounds();
+    /// Closes sessions that have been unused for long. Called once a minute. `has_listeners` says whether
+    /// change notifications have listeners.
+    pub(super) fn sweep(&self, has_listeners: bool) {
+        let mut expired = Vec::new();
+        let IdleRounds { list_session: list_rounds, other_sessions: other_rounds } =
+            self.server.transport.idle_rounds();
         {
             let mut state = self.state.lock();
-            let PoolState { all, lists, .. } = &mut *state;
-            let others_report = W::IS_COSTLY && self.reports.reporting_sessions() > all.len();
-            let needed = watched && !others_report || !self.subscriptions.is_empty();
+            let PoolState { all, list_session: lists, .. } = &mut *state;
+            let has_other_reporters = W::IS_COSTLY && self.notifier.reporting_sessions() > all.len();
+            let is_needed = has_listeners && !has_other_reporters || !self.subscriptions.is_empty();
             all.retain_mut(|pooled| {
                 let in_use = pooled.holder.is_some() || pooled.session.take_used();
-                pooled.quiet = if in_use { 0 } else { pooled.quiet + 1 };
+                pooled.idle_sweeps = if in_use { 0 } else { pooled.idle_sweeps + 1 };
                 let is_lists = lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, &pooled.session));
                 let is_kept = match is_lists {
-                    true => needed || pooled.quiet < lists_for,
-                    false => pooled.quiet < others_for,
+                    true => is_needed || pooled.idle_sweeps < list_rounds,
+                    false => pooled.idle_sweeps < other_rounds,
                 };
                 if !is_kept {
-                    quiet.push(pooled.session.clone());
+                    expired.push(pooled.session.clone());
                 }
                 is_kept
             });
-            let gone =
-                |session: &Arc<UpstreamSession<W>>| quiet.iter().any(|quiet| Arc::ptr_eq(quiet, session));
-            if lists.as_ref().is_some_and(gone) {
+            let is_expired =
+                |session: &Arc<UpstreamSession<W>>| expired.iter().any(|other| Arc::ptr_eq(other, session));
+            if lists.as_ref().is_some_and(is_expired) {
                 *lists = all.first().map(|pooled| pooled.session.clone());
             }
         }
-        for session in quiet {
+        for session in expired {
             session.retire();
         }
     }
@@ -307,7 +312,7 @@ impl<W: Transport> SessionPool<W> {
     /// Whether the pool has no sessions, calls or queue.
     pub(super) fn is_empty(&self) -> bool {
         let state = self.state.lock();
-        let is_vacant = state.all.is_empty() && !state.has_leaving();
+        let is_vacant = state.all.is_empty() && !state.has_retiring();
         is_vacant && state.opening.is_none() && state.opening_for.is_empty() && state.queue.is_empty()
     }
 
@@ -315,9 +320,10 @@ impl<W: Transport> SessionPool<W> {
     /// reference to the pool exists, so that nothing can start.
     pub(super) fn is_idle(&self) -> bool {
         let state = self.state.lock();
-        let at_rest = state.opening.is_none() && state.opening_for.is_empty() && state.queue.is_empty();
-        at_rest
-            && !state.has_leaving()
+        let has_no_waiters =
+            state.opening.is_none() && state.opening_for.is_empty() && state.queue.is_empty();
+        has_no_waiters
+            && !state.has_retiring()
             && self.subscriptions.is_empty()
             && state.all.iter().all(|pooled| pooled.holder.is_none())
     }
@@ -326,32 +332,32 @@ impl<W: Transport> SessionPool<W> {
     /// ([`SessionPool::is_idle`]).
     pub(super) fn unused_session(&self) -> Option<Arc<UpstreamSession<W>>> {
         let state = self.state.lock();
-        let is_wanted = state.opening.is_some() || !state.opening_for.is_empty() || !state.queue.is_empty();
+        let has_waiters = state.opening.is_some() || !state.opening_for.is_empty() || !state.queue.is_empty();
         let is_unused = |pooled: &&pooled_sessions::PooledSession<W>| {
-            pooled.holder.is_none() && !pooled.session.is_needed()
+            pooled.holder.is_none() && !pooled.session.has_users()
         };
-        let spare = state.all.iter().filter(|_| !is_wanted && state.all.len() > 1).find(is_unused)?;
-        Some(spare.session.clone())
+        let unused = state.all.iter().filter(|_| !has_waiters && state.all.len() > 1).find(is_unused)?;
+        Some(unused.session.clone())
     }
 
-    /// Whether each session has a task.
+    /// Whether each session is used by a task.
     pub(super) fn is_held_by_tasks(&self) -> bool {
         self.state.lock().all.iter().all(pooled_sessions::PooledSession::has_task)
     }
 
     /// Whether no session was used in a whole round of [`SessionPool::sweep`].
     pub(super) fn is_quiet(&self) -> bool {
-        self.state.lock().all.iter().all(|pooled| pooled.quiet > 0)
+        self.state.lock().all.iter().all(|pooled| pooled.idle_sweeps > 0)
     }
 
-    /// Removes all sessions, and fails the queue.
+    /// Removes all sessions and returns them for closing, and fails the queued calls.
     pub(super) fn close(&self) -> Vec<Arc<UpstreamSession<W>>> {
         let mut state = self.state.lock();
         let queue = std::mem::take(&mut state.queue);
-        let all = state.take_all();
+        let sessions = state.take_all();
         drop(state);
         drop(queue);
-        all
+        sessions
     }
 }
 
@@ -360,16 +366,16 @@ impl<W: Transport> SessionOwner<W> for SessionPool<W> {
         Self::remove(&self, session);
     }
 
-    /// Other sessions may not know of the change.
+    /// Makes the session the list session: other sessions may not know of the change.
     fn use_for_lists(&self, session: &Arc<UpstreamSession<W>>) {
         let mut state = self.state.lock();
         if state.all.iter().any(|pooled| Arc::ptr_eq(&pooled.session, session)) {
-            state.lists = Some(session.clone());
+            state.list_session = Some(session.clone());
         }
     }
 
     fn resource_updates(&self, session: &Arc<UpstreamSession<W>>) -> Vec<Frame> {
-        self.subscriptions.updates(session)
+        self.subscriptions.update_notifications(session)
     }
 
     fn listeners(&self) -> &BroadcastListeners {

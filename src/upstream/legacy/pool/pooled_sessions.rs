@@ -10,14 +10,15 @@ use tokio::sync::oneshot;
 use super::super::{reports::ReportingSession, request::CallRequest, session::UpstreamSession};
 use crate::upstream::{CallError, Deferral, UpstreamLimits, transport::Transport};
 
-/// Locked for a few statements only, never while waiting.
+/// Sessions of a pool and its queue of calls that wait for a grant of type `T`. Locked for a few statements
+/// only, never while waiting.
 pub(super) struct PooledSessions<W: Transport, T> {
     /// Sessions that take calls; the last used is last.
     pub(super) all: Vec<PooledSession<W>>,
-    /// Sessions that take no more calls and have some in flight.
-    leaving: Vec<Weak<UpstreamSession<W>>>,
+    /// Sessions that take no more calls but still have some in flight.
+    retiring: Vec<Weak<UpstreamSession<W>>>,
     /// Session for lists, and for all calls that need no exclusive session.
-    pub(super) lists: Option<Arc<UpstreamSession<W>>>,
+    pub(super) list_session: Option<Arc<UpstreamSession<W>>>,
     /// The list session while it is being opened.
     pub(super) opening: Option<OpeningSession<W>>,
     /// Calls for which sessions are being opened.
@@ -26,28 +27,33 @@ pub(super) struct PooledSessions<W: Transport, T> {
     pub(super) queue: VecDeque<LeaseWaiter<T>>,
 }
 
+/// A session that takes calls.
 pub(super) struct PooledSession<W: Transport> {
     pub(super) session: Arc<UpstreamSession<W>>,
-    /// Call that holds an exclusive lease.
+    /// Call that holds an exclusive lease of the session; `None` if there is none.
     pub(super) holder: Option<LeaseHolder>,
-    /// Rounds of [`SessionPool::sweep`](super::SessionPool::sweep) without use.
-    pub(super) quiet: u32,
+    /// Number of consecutive [`SessionPool::sweep`](super::SessionPool::sweep)s without use.
+    pub(super) idle_sweeps: u32,
     _reporting: ReportingSession,
 }
 
-/// A call with an exclusive session, now or soon.
+/// A call that holds or waits for an exclusive session.
 #[derive(Clone, Debug)]
 pub(in crate::upstream::legacy) struct LeaseHolder {
+    /// Id of the call's request.
     pub(super) call: u64,
+    /// Deferral state, if the call may become a task.
     pub(super) deferral: Option<Deferral>,
 }
 
 /// A call that waits for a grant of type `T`.
 pub(super) struct LeaseWaiter<T> {
     pub(super) holder: LeaseHolder,
+    /// Sends the grant to the waiting call.
     pub(super) grant: oneshot::Sender<T>,
 }
 
+/// Shared result of opening the list session, for all callers that wait for the session.
 pub(super) type OpeningSession<W> = Shared<BoxFuture<'static, Result<Arc<UpstreamSession<W>>, CallError>>>;
 
 // === impl PooledSessions ===
@@ -56,8 +62,8 @@ impl<W: Transport, T> Default for PooledSessions<W, T> {
     fn default() -> Self {
         Self {
             all: Vec::new(),
-            leaving: Vec::new(),
-            lists: None,
+            retiring: Vec::new(),
+            list_session: None,
             opening: None,
             opening_for: Vec::new(),
             queue: VecDeque::new(),
@@ -66,56 +72,64 @@ impl<W: Transport, T> Default for PooledSessions<W, T> {
 }
 
 impl<W: Transport, T> PooledSessions<W, T> {
+    /// Adds an opened session, leased to `holder` if there is one.
     pub(super) fn insert(&mut self, session: &Arc<UpstreamSession<W>>, holder: Option<LeaseHolder>) {
-        let reporting = ReportingSession::of(&session.reports);
-        self.all.push(PooledSession { session: session.clone(), holder, quiet: 0, _reporting: reporting });
+        let reporting = ReportingSession::new(&session.notifier);
+        self.all.push(PooledSession {
+            session: session.clone(),
+            holder,
+            idle_sweeps: 0,
+            _reporting: reporting,
+        });
     }
 
-    /// Stops giving calls to a session: it is closed when those in flight have ended, or with all others.
+    /// Stops leasing a session: it is closed when the calls in flight have ended, or together with all
+    /// others.
     pub(super) fn retire(&mut self, session: &Arc<UpstreamSession<W>>) {
         self.all.retain(|pooled| !Arc::ptr_eq(&pooled.session, session));
-        self.leaving.retain(|leaving| leaving.strong_count() > 0);
-        let is_known =
-            self.leaving.iter().any(|leaving| std::ptr::eq(leaving.as_ptr(), Arc::as_ptr(session)));
-        if !is_known && session.is_needed() {
-            self.leaving.push(Arc::downgrade(session));
+        self.retiring.retain(|leaving| leaving.strong_count() > 0);
+        let is_retiring =
+            self.retiring.iter().any(|leaving| std::ptr::eq(leaving.as_ptr(), Arc::as_ptr(session)));
+        if !is_retiring && session.has_users() {
+            self.retiring.push(Arc::downgrade(session));
         }
     }
 
     /// Whether a session that takes no more calls may have some in flight.
-    pub(super) fn has_leaving(&self) -> bool {
-        self.leaving.iter().any(|leaving| leaving.strong_count() > 0)
+    pub(super) fn has_retiring(&self) -> bool {
+        self.retiring.iter().any(|leaving| leaving.strong_count() > 0)
     }
 
     /// Removes all sessions.
     pub(super) fn take_all(&mut self) -> Vec<Arc<UpstreamSession<W>>> {
-        self.lists = None;
-        let leaving = std::mem::take(&mut self.leaving);
-        let all = std::mem::take(&mut self.all).into_iter().map(|pooled| pooled.session);
-        all.chain(leaving.iter().filter_map(Weak::upgrade)).collect()
+        self.list_session = None;
+        let retiring = std::mem::take(&mut self.retiring);
+        let sessions = std::mem::take(&mut self.all).into_iter().map(|pooled| pooled.session);
+        sessions.chain(retiring.iter().filter_map(Weak::upgrade)).collect()
     }
 
-    /// Makes a session idle, and the next one to be used.
+    /// Ends the exclusive lease of a session, which will be the next one to be leased.
     pub(super) fn release(&mut self, session: &Arc<UpstreamSession<W>>) {
-        if let Some(at) = self.all.iter().position(|pooled| Arc::ptr_eq(&pooled.session, session)) {
-            let mut pooled = self.all.remove(at);
+        if let Some(index) = self.all.iter().position(|pooled| Arc::ptr_eq(&pooled.session, session)) {
+            let mut pooled = self.all.remove(index);
             pooled.holder = None;
             self.all.push(pooled);
         }
     }
 
-    /// Whether one more session may be opened, for a task or for a call.
-    pub(super) fn has_room(&self, limits: &UpstreamLimits, for_task: bool) -> bool {
+    /// Whether the limits allow one more session to be opened, for a task (`for_task`) or for a call.
+    pub(super) fn can_open(&self, limits: &UpstreamLimits, for_task: bool) -> bool {
         self.call_count(limits) < limits.sessions.max(1)
             || for_task && self.task_count() < limits.task_sessions
     }
 
+    /// Number of sessions held by tasks, open or being opened.
     pub(super) fn task_count(&self) -> usize {
-        let seated = self.all.iter().filter(|pooled| pooled.is_held_by_tasks()).count();
-        seated + self.opening_for.iter().filter(|holder| holder.is_task()).count()
+        let open = self.all.iter().filter(|pooled| pooled.is_held_by_tasks()).count();
+        open + self.opening_for.iter().filter(|holder| holder.is_task()).count()
     }
 
-    /// Sessions that count towards the calls' budget: all but those within the tasks' budget.
+    /// Number of sessions that count towards the calls' limit: all but those within the tasks' limit.
     pub(super) fn call_count(&self, limits: &UpstreamLimits) -> usize {
         let all = self.all.len() + self.opening_for.len() + usize::from(self.opening.is_some());
         all - self.task_count().min(limits.task_sessions)
@@ -123,40 +137,42 @@ impl<W: Transport, T> PooledSessions<W, T> {
 
     /// Whether a queued call could proceed now.
     pub(super) fn can_serve_now(&self, limits: &UpstreamLimits) -> bool {
-        self.has_room(limits, false)
+        self.can_open(limits, false)
             || self.all.iter().any(PooledSession::is_idle)
             || W::IS_COSTLY && self.shareable_with_tasks().is_some()
     }
 
-    /// If tasks hold all sessions and none is being opened: the session with the fewest tasks, and without
-    /// another call that may receive requests. If each has such a call, calls take turns.
+    /// Returns the session that a call may share with tasks, if tasks hold all sessions and none is being
+    /// opened: the session with the fewest calls among those without another call that may receive requests.
+    /// `None` if each has such a call.
     pub(super) fn shareable_with_tasks(&self) -> Option<Arc<UpstreamSession<W>>> {
         if self.opening.is_some() || !self.all.iter().all(PooledSession::has_task) {
             return None;
         }
-        let free = self.all.iter().filter(|pooled| !pooled.session.has_waited_call());
-        Some(free.min_by_key(|pooled| pooled.session.in_flight())?.session.clone())
+        let candidates = self.all.iter().filter(|pooled| !pooled.session.has_non_task_call());
+        Some(candidates.min_by_key(|pooled| pooled.session.in_flight_count())?.session.clone())
     }
 
-    /// Whether there are more sessions than calls may have, after a task returned its own.
+    /// Whether this released session exceeds the limit of sessions for calls, so that it should be closed.
     pub(super) fn is_surplus(&self, session: &Arc<UpstreamSession<W>>, limits: &UpstreamLimits) -> bool {
-        let is_lists = self.lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, session));
+        let is_lists = self.list_session.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, session));
         !is_lists && self.queue.is_empty() && self.call_count(limits) > limits.sessions.max(1)
     }
 
-    /// Ends the opening for a call, and returns its holder.
+    /// Removes the call from those for which sessions are being opened, and returns its holder.
     pub(super) fn take_opening(&mut self, call: u64) -> Option<LeaseHolder> {
-        let at = self.opening_for.iter().position(|holder| holder.call == call)?;
-        Some(self.opening_for.swap_remove(at))
+        let index = self.opening_for.iter().position(|holder| holder.call == call)?;
+        Some(self.opening_for.swap_remove(index))
     }
 }
 
 // === impl PooledSession ===
 
 impl<W: Transport> PooledSession<W> {
-    /// Calls that started while sessions were shared may still receive requests in them.
+    /// Whether the session can be leased exclusively: no call holds it, and no call in flight that started
+    /// while sessions were shared may still receive requests in it.
     pub(super) fn is_idle(&self) -> bool {
-        self.holder.is_none() && !self.session.may_be_asked()
+        self.holder.is_none() && !self.session.has_input_call()
     }
 
     /// Whether a task uses the session.
@@ -169,7 +185,7 @@ impl<W: Transport> PooledSession<W> {
     pub(super) fn is_held_by_tasks(&self) -> bool {
         match &self.holder {
             Some(holder) => holder.is_task(),
-            None => self.session.is_held_by_tasks(),
+            None => self.session.has_only_tasks(),
         }
     }
 }
@@ -177,10 +193,12 @@ impl<W: Transport> PooledSession<W> {
 // === impl LeaseHolder ===
 
 impl LeaseHolder {
-    pub(in crate::upstream::legacy) fn of(request: &CallRequest) -> Self {
+    /// Holder for the call of this request.
+    pub(in crate::upstream::legacy) fn new(request: &CallRequest) -> Self {
         Self { call: request.id, deferral: request.deferral.clone() }
     }
 
+    /// Whether the call has become a task.
     pub(super) fn is_task(&self) -> bool {
         self.deferral.as_ref().is_some_and(Deferral::is_deferred)
     }

@@ -22,7 +22,7 @@ use crate::{
         CallError, ChangeNotification as Reported, Config, Upstream, UpstreamEvent, UpstreamLimits,
         stdio::{
             ProcessSharing,
-            child::{REMARKS, WAITING_BYTES},
+            child::{MAX_WAITING_BYTES, STDERR_READ_BYTES},
             supervisor::SupervisorReport,
         },
     },
@@ -32,11 +32,11 @@ use crate::{
 async fn a_process_that_ends_fails_its_calls_with_its_status_and_without_its_output() {
     let mut world = World::new();
     let mut calls = [world.call(1, MUTE), world.call(2, MUTE)];
-    let mut process = world.up().await;
-    process.called().await;
-    process.called().await;
+    let mut process = world.next_initialized().await;
+    process.read_call().await;
+    process.read_call().await;
     process.stderr.write_all(b"the password is secret\n").await.expect("it is read");
-    process.says(r#"{"jsonrpc":"2.0","id":1,"#).await;
+    process.write(r#"{"jsonrpc":"2.0","id":1,"#).await;
     process.ends("signal: 11 (SIGSEGV)").await;
     for call in &mut calls {
         let lost = call.lost().await;
@@ -51,8 +51,8 @@ async fn a_process_that_ends_fails_its_calls_with_its_status_and_without_its_out
 async fn a_process_that_closes_its_output_is_ended() {
     let mut world = World::new();
     let mut call = world.call(1, MUTE);
-    let mut process = world.up().await;
-    process.called().await;
+    let mut process = world.next_initialized().await;
+    process.read_call().await;
     process.stdout.shutdown().await.expect("it is open");
     let lost = call.lost().await.to_string();
     assert!(lost.contains("it closed its standard output"), "{lost}");
@@ -63,8 +63,8 @@ async fn a_process_that_closes_its_output_is_ended() {
 async fn the_status_of_a_process_is_known_although_it_arrives_a_second_after_its_output() {
     let mut world = World::new();
     let mut call = world.call(1, MUTE);
-    let mut process = world.up().await;
-    process.called().await;
+    let mut process = world.next_initialized().await;
+    process.read_call().await;
     process.stdout.shutdown().await.expect("it is open");
     sleep(Duration::from_secs(1)).await;
     process.ends("exit status: 3").await;
@@ -83,19 +83,19 @@ async fn the_output_of_a_process_that_is_being_ended_is_read_to_its_end() {
             process.reads().await;
             call.lost().await;
         } else {
-            process.comes_up().await;
-            let id = process.called().await;
+            process.complete_handshake().await;
+            let id = process.read_call().await;
             process.answers(id).await;
             call.is_answered().await;
             tokio::spawn(async move { server.close().await });
         }
         process.has_no_more_to_read().await;
         // The process can write to its pipe until it ends.
-        process.says(&"x".repeat(3 * PIPE)).await;
+        process.write(&"x".repeat(3 * PIPE)).await;
         sleep(Duration::from_secs(1)).await;
-        process.says(&"y".repeat(3 * PIPE)).await;
+        process.write(&"y".repeat(3 * PIPE)).await;
         // Descendants that keep the output open are not read on.
-        let report = SupervisorReport::Ended { how: "exit status: 0".to_owned() }.to_line();
+        let report = SupervisorReport::Ended { status: "exit status: 0".to_owned() }.to_line();
         process.control.write_all(report.as_bytes()).await.expect("it is heard");
         sleep(Duration::from_secs(10)).await;
         process.stdout.write_all(b"z").await.expect_err("its pipe is closed");
@@ -134,16 +134,16 @@ fn without_version(id: u64) -> String {
 #[tokio::test(start_paused = true)]
 async fn json_that_declares_no_json_rpc_is_no_message_before_the_handshake_and_behind_it() {
     let mut world = World::new();
-    let mut reported = world.server.watch(Principal::ANONYMOUS);
+    let mut reported = world.server.subscribe_changes(Principal::ANONYMOUS);
     let mut call = world.call(1, ASKABLE);
     let mut process = world.next().await;
-    process.says(&without_version(0)).await;
-    process.comes_up().await;
-    let id = process.called().await;
-    process.says(&without_version(id)).await;
+    process.write(&without_version(0)).await;
+    process.complete_handshake().await;
+    let id = process.read_call().await;
+    process.write(&without_version(id)).await;
     // Of a batch, the elements that declare the version are messages.
     let change = r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
-    process.says(&format!("[{{\"id\":{id},\"result\":{{}}}},{change}]\n")).await;
+    process.write(&format!("[{{\"id\":{id},\"result\":{{}}}},{change}]\n")).await;
     process.answers(id).await;
     call.is_answered().await;
     assert!(matches!(reported.recv().await, Ok(Reported::ListChanged(_))));
@@ -157,7 +157,7 @@ async fn a_server_that_omits_the_version_from_its_messages_does_not_start_and_th
     let mut process = world.next().await;
     let id = process.reads().await["id"].clone();
     let result = json!({ "protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {} });
-    process.says(&format!("{}\n", json!({ "id": id, "result": result }))).await;
+    process.write(&format!("{}\n", json!({ "id": id, "result": result }))).await;
     let lost = call.lost().await.to_string();
     assert!(lost.contains("upstream.start_timeout") && lost.contains(r#"without "jsonrpc":"2.0""#), "{lost}");
 }
@@ -167,18 +167,18 @@ async fn a_server_that_omits_the_version_from_its_messages_does_not_start_and_th
 async fn no_message_of_a_client_reaches_a_process_on_more_than_one_line() {
     const BREAKS: &str = "{\"elicitation\":{},\r\n\"x\":\n{\"jsonrpc\":\"2.0\",\"id\":9,\"method\":\"tools/call\"}\r,\n\"a\u{2028}b\":\"\u{85}\u{2029}\"}";
     let mut world = World::new();
-    let mut call = world.sent(outgoing(
+    let mut call = world.send(outgoing(
         Principal::ANONYMOUS,
         1,
         BREAKS,
         "{\n\"name\":\"t\",\n\"arguments\":{\"a\":\"\u{2028}\"\r}}",
     ));
     let mut process = world.next().await;
-    let declared = &process.comes_up().await["params"]["capabilities"];
+    let declared = &process.complete_handshake().await["params"]["capabilities"];
     assert_eq!(declared, &serde_json::from_str::<Value>(BREAKS).expect("JSON"));
     let sent = process.reads().await;
     assert_eq!(sent["params"]["arguments"]["a"], "\u{2028}");
-    process.asks("q").await;
+    process.send_request("q").await;
     let UpstreamEvent::ServerRequest(question) = call.next().await else { panic!("it is asked") };
     let response = "{\"action\":\"accept\",\n\"content\":\r{\"name\":\"\u{2029}\"}\n}";
     question.responder.respond(Ok(response.into()));
@@ -192,15 +192,15 @@ async fn no_message_of_a_client_reaches_a_process_on_more_than_one_line() {
 async fn invalid_lines_are_skipped_and_a_too_large_response_fails_its_call_alone() {
     let mut world = World::with(|_, config| config.limits.result_bytes = 200);
     let mut calls = [world.call(1, MUTE), world.call(2, MUTE), world.call(3, MUTE)];
-    let mut process = world.up().await;
+    let mut process = world.next_initialized().await;
     for _ in 0..3 {
-        process.called().await;
+        process.read_call().await;
     }
-    process.says("Listening on nothing\n\n{\"a\": 1}\n[1, 2]\n").await;
-    process.says(&too_large(2, 3000)).await;
-    process.says(&format!("{}\n", "y".repeat(3000))).await;
+    process.write("Listening on nothing\n\n{\"a\": 1}\n[1, 2]\n").await;
+    process.write(&too_large(2, 3000)).await;
+    process.write(&format!("{}\n", "y".repeat(3000))).await;
     let batch = r#"[{"jsonrpc":"2.0","id":1,"result":{}},{"jsonrpc":"2.0","id":3,"result":{}}]"#;
-    process.says(&format!("{batch}\n")).await;
+    process.write(&format!("{batch}\n")).await;
     let lost = calls[1].lost().await;
     assert!(matches!(lost, CallError::TooLarge { limit: 200 }), "{lost:?}");
     calls[0].is_answered().await;
@@ -210,15 +210,15 @@ async fn invalid_lines_are_skipped_and_a_too_large_response_fails_its_call_alone
 #[tokio::test(start_paused = true)]
 async fn a_too_large_resource_update_is_not_delivered() {
     let mut world = World::new();
-    let mut heard = world.server.watch(Principal::ANONYMOUS);
+    let mut heard = world.server.subscribe_changes(Principal::ANONYMOUS);
     let _call = world.call(1, MUTE);
-    let mut process = world.up().await;
-    process.called().await;
+    let mut process = world.next_initialized().await;
+    process.read_call().await;
     let updated = |uri: &str, more: usize| {
         let params = json!({ "uri": uri, "more": "x".repeat(more) });
         json!({ "jsonrpc": "2.0", "method": "notifications/resources/updated", "params": params }).to_string()
     };
-    process.says(&format!("{}\n{}\n", updated("large", 64 << 10), updated("small", 1000))).await;
+    process.write(&format!("{}\n{}\n", updated("large", 64 << 10), updated("small", 1000))).await;
     match heard.recv().await.expect("a report") {
         Reported::ResourceUpdated { uri, .. } => assert_eq!(uri, "small"),
         other => panic!("a resource has changed, not {other:?}"),
@@ -229,20 +229,20 @@ async fn a_too_large_resource_update_is_not_delivered() {
 async fn a_process_that_runs_keeps_to_a_limit_that_is_changed() {
     let mut world = World::new();
     let (mut small, mut large) = (world.call(1, MUTE), world.call(2, MUTE));
-    let mut process = world.up().await;
-    process.called().await;
-    process.called().await;
+    let mut process = world.next_initialized().await;
+    process.read_call().await;
+    process.read_call().await;
     let otherwise = |result_bytes| {
         let limits = UpstreamLimits { result_bytes, ..UpstreamLimits::default() };
         world.server.prepare_reload(&Config { limits, ..Config::default() }).expect("it can be changed")();
     };
     otherwise(200);
-    process.says(&too_large(1, 300)).await;
+    process.write(&too_large(1, 300)).await;
     let lost = small.lost().await;
     assert!(matches!(lost, CallError::TooLarge { limit: 200 }), "{lost:?}");
     otherwise(400);
     process
-        .says(&format!("{{\"jsonrpc\":\"2.0\",\"result\":{{\"a\":\"{}\"}},\"id\":2}}\n", "x".repeat(300)))
+        .write(&format!("{{\"jsonrpc\":\"2.0\",\"result\":{{\"a\":\"{}\"}},\"id\":2}}\n", "x".repeat(300)))
         .await;
     large.is_answered().await;
 }
@@ -251,17 +251,17 @@ async fn a_process_that_runs_keeps_to_a_limit_that_is_changed() {
 async fn a_call_whose_answer_is_too_large_is_over_and_leaves_nothing_behind() {
     let mut world = World::with(|_, config| config.limits.result_bytes = 200);
     let mut large = world.call(1, ASKABLE);
-    let mut process = world.up().await;
-    process.called().await;
-    process.says(&too_large(1, 300)).await;
+    let mut process = world.next_initialized().await;
+    process.read_call().await;
+    process.write(&too_large(1, 300)).await;
     let lost = large.lost().await;
     assert!(matches!(lost, CallError::TooLarge { limit: 200 }), "{lost:?}");
     let mut next = world.call(2, ASKABLE);
-    assert_eq!(process.called().await, 2, "what has been answered is not cancelled");
+    assert_eq!(process.read_call().await, 2, "what has been answered is not cancelled");
     // Both can belong to the only call.
-    process.says("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n").await;
+    process.write("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n").await;
     assert!(matches!(next.next().await, UpstreamEvent::Notification(_)));
-    process.asks("q").await;
+    process.send_request("q").await;
     assert!(matches!(next.next().await, UpstreamEvent::ServerRequest(_)));
 }
 
@@ -274,8 +274,8 @@ async fn an_invalid_response_fails_its_call_and_other_output_with_an_id_does_not
         b"{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"name\":\"\xe9\"}}",
     ];
     let mut other = world.call(0, MUTE);
-    let mut process = world.up().await;
-    process.called().await;
+    let mut process = world.next_initialized().await;
+    process.read_call().await;
     for line in [
         &br#"{"id":0,"level":"info"}"#[..],
         br#"{"jsonrpc":"2.0","id":0,"method":5,"result":{}}"#,
@@ -287,7 +287,7 @@ async fn an_invalid_response_fails_its_call_and_other_output_with_an_id_does_not
     }
     for (id, line) in (1..).zip(broken) {
         let mut call = world.call(id, MUTE);
-        assert_eq!(process.called().await, id);
+        assert_eq!(process.read_call().await, id);
         let at = line.windows(6).position(|part| part == br#""id":1"#).expect("an id");
         let line = [&line[..at], format!("\"id\":{id}").as_bytes(), &line[at + 6..], b"\n"].concat();
         process.stdout.write_all(&line).await.expect("it is read");
@@ -302,9 +302,9 @@ async fn an_invalid_response_fails_its_call_and_other_output_with_an_id_does_not
 async fn a_process_with_much_output_does_not_block_other_tasks() {
     let mut world = World::new();
     let mut call = world.call(1, MUTE);
-    let mut process = world.up().await;
-    process.called().await;
-    process.says(&format!("[1{}]", ",1".repeat(50_000))).await;
+    let mut process = world.next_initialized().await;
+    process.read_call().await;
+    process.write(&format!("[1{}]", ",1".repeat(50_000))).await;
     let turns = Arc::<AtomicUsize>::default();
     let count = Arc::clone(&turns);
     let others = tokio::spawn(async move {
@@ -313,7 +313,7 @@ async fn a_process_with_much_output_does_not_block_other_tasks() {
             yield_now().await;
         }
     });
-    process.says("\n").await;
+    process.write("\n").await;
     process.answers(1).await;
     call.is_answered().await;
     others.abort();
@@ -324,10 +324,11 @@ async fn a_process_with_much_output_does_not_block_other_tasks() {
 async fn messages_for_a_process_that_does_not_read_are_bounded_in_number() {
     let mut world = World::new();
     let mut first = world.call(1, MUTE);
-    let mut process = world.up().await;
-    let id = process.called().await;
-    let mut calls: Vec<_> =
-        (2..=crate::upstream::stdio::child::WAITING as u64 + 200).map(|id| world.call(id, MUTE)).collect();
+    let mut process = world.next_initialized().await;
+    let id = process.read_call().await;
+    let mut calls: Vec<_> = (2..=crate::upstream::stdio::child::MAX_WAITING_MESSAGES as u64 + 200)
+        .map(|id| world.call(id, MUTE))
+        .collect();
     sleep(Duration::from_secs(1)).await;
     let mut refused = 0;
     for call in &mut calls {
@@ -347,14 +348,14 @@ async fn messages_for_a_process_that_does_not_read_are_bounded_in_number() {
 async fn as_many_calls_as_are_admitted_may_arrive_at_once() {
     let mut world = World::new();
     let mut first = world.call(1, MUTE);
-    let mut process = world.up().await;
-    let id = process.called().await;
+    let mut process = world.next_initialized().await;
+    let id = process.read_call().await;
     process.answers(id).await;
     first.is_answered().await;
     // The default of `limits.calls`.
     let mut calls: Vec<_> = (0..10_000).map(|id| world.call(id, MUTE)).collect();
     for _ in &calls {
-        let id = process.called().await;
+        let id = process.read_call().await;
         process.answers(id).await;
     }
     for call in &mut calls {
@@ -367,15 +368,15 @@ async fn messages_for_a_process_that_does_not_read_are_bounded_in_bytes() {
     let large = 1 << 20;
     let mut world = World::new();
     let mut first = world.call(1, MUTE);
-    let mut process = world.up().await;
-    let id = process.called().await;
+    let mut process = world.next_initialized().await;
+    let id = process.read_call().await;
     let mut calls: Vec<_> = (2..30).map(|id| world.call_with(id, MUTE, &"x".repeat(large))).collect();
     sleep(Duration::from_secs(1)).await;
     let lost = |call: &mut Call| {
         matches!(call.heard.try_recv(), Ok(UpstreamEvent::Lost(CallError::InputBacklogFull { .. })))
     };
     let refused = calls.iter_mut().filter_map(|call| lost(call).then_some(())).count();
-    let room = WAITING_BYTES / large;
+    let room = MAX_WAITING_BYTES / large;
     assert!((28 - room..=28 - room + 2).contains(&refused), "{refused}");
     process.answers(id).await;
     first.is_answered().await;
@@ -385,17 +386,17 @@ async fn messages_for_a_process_that_does_not_read_are_bounded_in_bytes() {
 async fn descendants_of_a_process_are_killed_after_a_moment() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
     let mut call = world.call(1, MUTE);
-    let mut process = world.up().await;
-    process.called().await;
+    let mut process = world.next_initialized().await;
+    process.read_call().await;
     let began = world.clock.now();
-    let report = SupervisorReport::Ended { how: "exit status: 0".to_owned() }.to_line();
+    let report = SupervisorReport::Ended { status: "exit status: 0".to_owned() }.to_line();
     process.control.write_all(report.as_bytes()).await.expect("it is heard");
     assert!(matches!(call.lost().await, CallError::Exited(_)));
     let _next = world.call(2, MUTE);
     // The proxy closes the socket, and the supervisor never reports that nothing is left.
     assert!(process.control.read_u8().await.is_err());
     assert_eq!((world.clock.now() - began).as_secs(), 1);
-    world.up().await;
+    world.next_initialized().await;
     assert_eq!((world.clock.now() - began).as_secs(), 6, "the place of what cannot be killed is given back");
 }
 
@@ -403,8 +404,8 @@ async fn descendants_of_a_process_are_killed_after_a_moment() {
 async fn stderr_takes_bounded_memory_and_never_blocks_the_process() {
     let mut world = World::new();
     let mut call = world.call(1, MUTE);
-    let mut process = world.up().await;
-    process.called().await;
+    let mut process = world.next_initialized().await;
+    process.read_call().await;
     let flood = [b'x'; PIPE];
     for _ in 0..(50 << 20) / PIPE {
         process.stderr.write_all(&flood).await.expect("it is read");
@@ -415,12 +416,12 @@ async fn stderr_takes_bounded_memory_and_never_blocks_the_process() {
 
 #[tokio::test(start_paused = true)]
 async fn a_process_that_writes_to_stderr_without_end_does_not_block_its_input_or_other_tasks() {
-    let (mut world, taken) = World::remarking();
+    let (mut world, taken) = World::with_endless_stderr();
     let calls = [1, 2, 3].map(|id| world.call(id, MUTE));
-    let mut process = soon(world.up()).await;
+    let mut process = soon(world.next_initialized()).await;
     let mut ids = Vec::new();
     for _ in &calls {
-        ids.push(soon(process.called()).await);
+        ids.push(soon(process.read_call()).await);
     }
     for (id, mut call) in ids.into_iter().zip(calls) {
         soon(process.answers(id)).await;
@@ -429,15 +430,15 @@ async fn a_process_that_writes_to_stderr_without_end_does_not_block_its_input_or
     let before = taken.load(Ordering::Relaxed);
     yield_now().await;
     let meanwhile = taken.load(Ordering::Relaxed) - before;
-    assert!((1..=4 * REMARKS).contains(&meanwhile), "{meanwhile} bytes in one turn");
+    assert!((1..=4 * STDERR_READ_BYTES).contains(&meanwhile), "{meanwhile} bytes in one turn");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_closes_ends_its_processes_in_order_and_waits_for_them() {
     let mut world = World::new();
     let mut call = world.call(1, MUTE);
-    let mut process = world.up().await;
-    process.called().await;
+    let mut process = world.next_initialized().await;
+    process.read_call().await;
     let server = world.server.clone();
     let closing = tokio::spawn(async move { server.close().await });
     assert!(matches!(call.lost().await, CallError::Closing));

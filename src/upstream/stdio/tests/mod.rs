@@ -55,7 +55,7 @@ struct Endless {
     taken: Arc<AtomicUsize>,
 }
 
-/// The process's ends of its streams.
+/// The process's ends of its streams, for the test.
 struct Process {
     stdin: Lines<BufReader<DuplexStream>>,
     stdout: DuplexStream,
@@ -79,7 +79,7 @@ impl World {
     }
 
     /// A server whose processes write an endless line to standard error, and the number of bytes read of it.
-    fn remarking() -> (Self, Arc<AtomicUsize>) {
+    fn with_endless_stderr() -> (Self, Arc<AtomicUsize>) {
         let taken = Arc::<AtomicUsize>::default();
         let count = Arc::clone(&taken);
         let endless = move |_| -> Stderr { Box::new(Endless { bytes: repeat(b'x'), taken: count.clone() }) };
@@ -106,7 +106,7 @@ impl World {
         };
         let (mut command, mut config) = (ServerCommand::new(vec!["server".to_owned()]), Config::default());
         change(&mut command, &mut config);
-        let server = StdioUpstream::spawned_by(Box::new(spawn), "/mcp", command, config, &Network::System);
+        let server = StdioUpstream::with_spawn(Box::new(spawn), "/mcp", command, config, &Network::System);
         Self { server: server.expect("a runtime is entered"), started, clock: SystemClock::new() }
     }
 
@@ -115,9 +115,9 @@ impl World {
     }
 
     /// Next started process, after its handshake.
-    async fn up(&mut self) -> Process {
+    async fn next_initialized(&mut self) -> Process {
         let mut process = self.next().await;
-        process.comes_up().await;
+        process.complete_handshake().await;
         process
     }
 
@@ -127,26 +127,26 @@ impl World {
     }
 
     fn call_with(&self, id: u64, capabilities: &'static str, argument: &str) -> Call {
-        self.made(Principal::derive(&[&id.to_be_bytes()]), id, capabilities, argument)
+        self.start_call(Principal::derive(&[&id.to_be_bytes()]), id, capabilities, argument)
     }
 
     fn call_of(&self, principal: Principal, id: u64, capabilities: &'static str) -> Call {
-        self.made(principal, id, capabilities, "")
+        self.start_call(principal, id, capabilities, "")
     }
 
     /// A call, polled to its end in a task.
-    fn made(&self, principal: Principal, id: u64, capabilities: &'static str, argument: &str) -> Call {
+    fn start_call(&self, principal: Principal, id: u64, capabilities: &'static str, argument: &str) -> Call {
         let params = json!({ "name": "t", "arguments": { "a": argument } }).to_string();
-        self.sent(outgoing(principal, id, capabilities, &params))
+        self.send(outgoing(principal, id, capabilities, &params))
     }
 
     /// A call that may become a task.
     fn call_deferred(&self, id: u64, capabilities: &'static str, deferral: &Deferral) -> Call {
         let call = outgoing(Principal::derive(&[&id.to_be_bytes()]), id, capabilities, r#"{"name":"t"}"#);
-        self.sent(OutgoingCall { deferral: Some(deferral.clone()), ..call })
+        self.send(OutgoingCall { deferral: Some(deferral.clone()), ..call })
     }
 
-    fn sent(&self, outgoing: OutgoingCall) -> Call {
+    fn send(&self, outgoing: OutgoingCall) -> Call {
         let mut replies: UpstreamEvents = self.server.call(outgoing);
         let (said, heard) = mpsc::unbounded_channel();
         let work = tokio::spawn(async move {
@@ -157,8 +157,8 @@ impl World {
         Call { heard, work }
     }
 
-    /// Whether no process was started that the test has not taken.
-    fn is_quiet(&mut self) -> bool {
+    /// Whether all started processes have been taken by the test.
+    fn has_no_start(&mut self) -> bool {
         self.started.try_recv().is_err()
     }
 }
@@ -237,54 +237,55 @@ impl Process {
         assert_eq!(self.stdin.next_line().await.expect("it can be read"), None);
     }
 
-    async fn says(&mut self, text: &str) {
+    async fn write(&mut self, text: &str) {
         self.stdout.write_all(text.as_bytes()).await.expect("it is read");
     }
 
     async fn answers(&mut self, id: u64) {
-        self.says(&format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{\"content\":[]}}}}\n")).await;
+        self.write(&format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{\"content\":[]}}}}\n")).await;
     }
 
-    async fn asks(&mut self, id: &str) {
+    async fn send_request(&mut self, id: &str) {
         let question = json!({
             "jsonrpc": "2.0", "id": id, "method": "elicitation/create",
             "params": { "message": "?", "requestedSchema": { "type": "object" } },
         });
-        self.says(&format!("{question}\n")).await;
+        self.write(&format!("{question}\n")).await;
     }
 
-    async fn comes_up(&mut self) -> Value {
+    async fn complete_handshake(&mut self) -> Value {
         let hello = self.reads().await;
         assert_eq!(hello["method"], "initialize");
-        self.welcomes(&hello).await;
+        self.accept_initialize(&hello).await;
         hello
     }
 
     /// Answers this request, and reads the end of the handshake.
-    async fn welcomes(&mut self, hello: &Value) {
+    async fn accept_initialize(&mut self, initialize: &Value) {
         let result = json!({
-            "protocolVersion": hello["params"]["protocolVersion"], "capabilities": { "tools": {} },
+            "protocolVersion": initialize["params"]["protocolVersion"], "capabilities": { "tools": {} },
             "serverInfo": { "name": "process", "version": "1" },
         });
-        self.says(&format!("{}\n", json!({ "jsonrpc": "2.0", "id": hello["id"], "result": result }))).await;
+        self.write(&format!("{}\n", json!({ "jsonrpc": "2.0", "id": initialize["id"], "result": result })))
+            .await;
         assert_eq!(self.reads().await["method"], "notifications/initialized");
     }
 
     async fn refuses(&mut self, error: &Value) {
         let hello = self.reads().await;
         assert_eq!(hello["method"], "initialize");
-        self.says(&format!("{}\n", json!({ "jsonrpc": "2.0", "id": hello["id"], "error": error }))).await;
+        self.write(&format!("{}\n", json!({ "jsonrpc": "2.0", "id": hello["id"], "error": error }))).await;
     }
 
     /// Id of the next call sent to the process.
-    async fn called(&mut self) -> u64 {
+    async fn read_call(&mut self) -> u64 {
         let call = self.reads().await;
         assert_eq!(call["method"], "tools/call", "{call}");
         call["id"].as_u64().expect("a number")
     }
 
     async fn ends(mut self, how: &str) {
-        let report = SupervisorReport::Ended { how: how.to_owned() }.to_line();
+        let report = SupervisorReport::Ended { status: how.to_owned() }.to_line();
         self.control.write_all(report.as_bytes()).await.expect("it is heard");
     }
 }

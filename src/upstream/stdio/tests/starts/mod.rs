@@ -23,15 +23,15 @@ use tracing_subscriber::layer::SubscriberExt;
 async fn a_start_that_many_wait_for_happens_once_and_all_callers_share_the_process() {
     let mut world = World::new();
     let mut calls: Vec<_> = (1..=20).map(|id| world.call(id, ASKABLE)).collect();
-    let mut process = world.up().await;
+    let mut process = world.next_initialized().await;
     for _ in 0..20 {
-        let id = process.called().await;
+        let id = process.read_call().await;
         process.answers(id).await;
     }
     for call in &mut calls {
         call.is_answered().await;
     }
-    assert!(world.is_quiet());
+    assert!(world.has_no_start());
 }
 
 #[tokio::test(start_paused = true)]
@@ -55,17 +55,17 @@ async fn a_server_of_2026_07_28_alone_is_recognised_and_not_started_again_for_a_
             assert_eq!(probe["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"], "2026-07-28");
             answer["jsonrpc"] = json!("2.0");
             answer["id"] = probe["id"].clone();
-            process.says(&format!("{answer}\n")).await;
+            process.write(&format!("{answer}\n")).await;
         }
         let lost = call.lost().await;
         assert!(matches!(&lost, CallError::ModernOnly(versions) if versions == "2026-07-28"), "{lost:?}");
         process.has_no_more_to_read().await;
         let again = world.call(2, MUTE).lost().await;
-        assert!(matches!(again, CallError::ModernOnly(_)) && world.is_quiet(), "{again:?}");
+        assert!(matches!(again, CallError::ModernOnly(_)) && world.has_no_start(), "{again:?}");
         advance(Duration::from_secs(301)).await;
         let mut call = world.call(3, MUTE);
-        let mut process = world.up().await;
-        let id = process.called().await;
+        let mut process = world.next_initialized().await;
+        let id = process.read_call().await;
         process.answers(id).await;
         call.is_answered().await;
     }
@@ -84,7 +84,7 @@ async fn a_rejection_of_initialize_without_revisions_keeps_its_text() {
         if let Some(mut answer) = answer {
             answer["jsonrpc"] = json!("2.0");
             answer["id"] = probe["id"].clone();
-            process.says(&format!("{answer}\n")).await;
+            process.write(&format!("{answer}\n")).await;
         }
         let lost = call.lost().await.to_string();
         assert!(lost.contains("initialize was refused: not today (-32000)"), "{lost}");
@@ -108,8 +108,8 @@ async fn a_process_that_refuses_the_revision_is_offered_another() {
         }
         let hello = process.reads().await;
         assert_eq!(hello["params"]["protocolVersion"], "2024-11-05");
-        process.welcomes(&hello).await;
-        let id = process.called().await;
+        process.accept_initialize(&hello).await;
+        let id = process.read_call().await;
         process.answers(id).await;
         call.is_answered().await;
     }
@@ -146,11 +146,11 @@ async fn pauses_between_starts_grow_and_a_long_wait_is_an_error() {
     }
     let lost = world.call(1, MUTE).lost().await.to_string();
     assert!(lost.contains("is not started for 8 s") || lost.contains("is not started for 9 s"), "{lost}");
-    assert!(world.is_quiet());
+    assert!(world.has_no_start());
     advance(Duration::from_secs(4)).await;
     let mut call = world.call(1, MUTE);
-    let mut process = world.up().await;
-    let id = process.called().await;
+    let mut process = world.next_initialized().await;
+    let id = process.read_call().await;
     process.answers(id).await;
     call.is_answered().await;
 }
@@ -162,10 +162,10 @@ async fn unused_processes_that_were_ended_do_not_count_as_failures() {
     let began = world.clock.now();
     for id in 0..70 {
         let mut call = world.call(id, ASKABLE);
-        let up = timeout(Duration::from_secs(5), world.up()).await;
+        let up = timeout(Duration::from_secs(5), world.next_initialized()).await;
         let mut process = up.unwrap_or_else(|_| panic!("process {id} is not started"));
-        assert_eq!(process.called().await, id);
-        process.asks("q").await;
+        assert_eq!(process.read_call().await, id);
+        process.send_request("q").await;
         assert!(matches!(call.next().await, UpstreamEvent::ServerRequest(_)));
         // The server has sent requests, so a cancelled call retires the process.
         call.work.abort();
@@ -176,10 +176,10 @@ async fn unused_processes_that_were_ended_do_not_count_as_failures() {
 }
 
 /// A process that was started for a call and has answered it.
-pub(super) async fn at_rest(world: &mut World, id: u64, capabilities: &'static str) -> Process {
+pub(super) async fn idle_process(world: &mut World, id: u64, capabilities: &'static str) -> Process {
     let mut call = world.call(id, capabilities);
-    let mut process = world.up().await;
-    assert_eq!(process.called().await, id);
+    let mut process = world.next_initialized().await;
+    assert_eq!(process.read_call().await, id);
     process.answers(id).await;
     call.is_answered().await;
     process
@@ -189,17 +189,17 @@ pub(super) async fn at_rest(world: &mut World, id: u64, capabilities: &'static s
 async fn a_call_that_comes_when_its_process_has_ended_is_made_in_another() {
     let mut world = World::new();
     let mut first = world.call(1, MUTE);
-    let mut process = world.up().await;
-    process.called().await;
+    let mut process = world.next_initialized().await;
+    process.read_call().await;
     process.answers(1).await;
     first.is_answered().await;
     // Its end is known before its output has ended.
-    let report = SupervisorReport::Ended { how: "exit status: 1".to_owned() }.to_line();
+    let report = SupervisorReport::Ended { status: "exit status: 1".to_owned() }.to_line();
     process.control.write_all(report.as_bytes()).await.expect("it is heard");
     sleep(Duration::from_millis(50)).await;
     let mut second = world.call(2, MUTE);
-    let mut other = world.up().await;
-    assert_eq!(other.called().await, 2);
+    let mut other = world.next_initialized().await;
+    assert_eq!(other.read_call().await, 2);
     other.answers(2).await;
     second.is_answered().await;
 }
@@ -210,8 +210,8 @@ async fn an_error_names_the_limit_of_starts_in_a_minute() {
     let mut kept = Vec::new();
     for id in 0..60 {
         let call = world.call(id, MUTE);
-        let mut process = world.up().await;
-        process.called().await;
+        let mut process = world.next_initialized().await;
+        process.read_call().await;
         kept.push((call, process));
     }
     let lost = world.call(60, MUTE).lost().await.to_string();
@@ -256,9 +256,9 @@ async fn the_log_says_when_and_why_a_server_runs_as_one_more_process() {
         lines.iter().filter(|line| line.contains("event=process_added")).cloned().collect::<Vec<_>>()
     };
     let mut world = World::new();
-    let _first = at_rest(&mut world, 1, MUTE).await;
+    let _first = idle_process(&mut world, 1, MUTE).await;
     assert_eq!(added(), [""; 0], "one is what anybody expects");
-    let _second = at_rest(&mut world, 2, ASKABLE).await;
+    let _second = idle_process(&mut world, 2, ASKABLE).await;
     let said = added();
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(
@@ -267,8 +267,8 @@ async fn the_log_says_when_and_why_a_server_runs_as_one_more_process() {
     );
     assert!(said[0].contains("upstream.instances (--instances)"), "{said:?}");
     let mut own = World::with(|command, _| command.instances = ProcessSharing::PerCaller);
-    let _first = at_rest(&mut own, 1, MUTE).await;
-    let _second = at_rest(&mut own, 2, MUTE).await;
+    let _first = idle_process(&mut own, 1, MUTE).await;
+    let _second = idle_process(&mut own, 2, MUTE).await;
     assert!(
         added().last().is_some_and(|line| line.contains("why=\"each caller has its own\"")),
         "{:?}",
@@ -285,7 +285,7 @@ async fn a_process_without_calls_is_kept_for_the_configured_time() {
         (None, Some(1440 * minute), None),
     ] {
         let mut world = World::with(|command, _| command.idle = idle);
-        let mut process = at_rest(&mut world, 1, MUTE).await;
+        let mut process = idle_process(&mut world, 1, MUTE).await;
         let began = world.clock.now();
         let mut line = std::pin::pin!(process.stdin.next_line());
         if let Some(kept) = kept {
