@@ -72,7 +72,7 @@ mod exploration {
     /// Bytes of the stack of each task, which includes a whole client.
     const STACK: usize = 1 << 20;
 
-    // === impl On ===
+    // === impl ExplorationGuard ===
 
     impl Drop for ExplorationGuard {
         fn drop(&mut self) {

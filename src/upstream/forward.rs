@@ -155,7 +155,7 @@ struct BackgroundReadState {
     readers: TaskTracker,
 }
 
-// === impl Forward ===
+// === impl HttpRequest ===
 
 impl HttpRequest {
     /// Returns a copy of the request that opens the stream again, without calls and without a waiter.

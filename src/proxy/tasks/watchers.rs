@@ -133,7 +133,7 @@ impl TaskWatchers {
     }
 }
 
-// === impl Askable ===
+// === impl InputFilter ===
 
 impl InputFilter {
     /// Creates it from a function that returns whether the client has the capability for a request with this

@@ -64,7 +64,7 @@ impl Scenario {
 
     fn heard_of_call(&mut self, call: usize, said: &Value, error: &Value) {
         if said["resultType"] == "input_required" {
-            self.calls[call].asked = Some((self.now, self.lives));
+            self.calls[call].asked = Some((self.calls[call].sent, self.lives));
         }
         self.calls[call].client = match said["resultType"].as_str() {
             Some("input_required") => Client::Asked {

@@ -65,6 +65,10 @@ fn regressions_of_seeds_stay_fixed() {
     live(Profile::FailingStore, 71_124, false);
     // The process was killed at the moment in which the wall clock stepped: the line went back before the removal of a task.
     live(Profile::Forgetful, 11_125, false);
+    // A request with the awaited credentials was left before the process had seen it.
+    live(Profile::DroppedRequests, 44_810, false);
+    // The client came back long after it was asked, as it had waited long before that.
+    live(Profile::StallingStore, 84_688, false);
     // A question was taken back, answered, and neither was kept when the process left its call to the next.
     live(Profile::Anything, 206_485, false);
 }

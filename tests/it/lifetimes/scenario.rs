@@ -111,7 +111,9 @@ pub(super) struct Call {
     pub(super) task: Option<Task>,
     /// A process ended in the middle of it that could not leave it to the next, or told nobody where it was.
     pub(super) may_be_lost: bool,
-    /// When it was asked something last, and in which life.
+    /// When its last request was sent.
+    pub(super) sent: Timestamp,
+    /// The earliest time at which it may have been asked something last, and in which life.
     pub(super) asked: Option<(Timestamp, usize)>,
     /// Number of steps of the wall clock when the call was made.
     pub(super) steps: usize,
@@ -502,6 +504,7 @@ impl Scenario {
     /// A client makes a request and leaves after so many steps, unless it has been answered by then.
     fn hurries(&mut self, call: usize) {
         let is_new = call == self.calls.len();
+        let absent_since = self.absent_since;
         if is_new {
             self.call();
         } else if matches!(self.calls[call].client, Client::Asked { .. }) {
@@ -519,6 +522,8 @@ impl Scenario {
         if self.flights.last().is_some_and(|flight| !flight.request.is_answered()) {
             let flight = self.flights.pop().expect("it was sent");
             self.tell(|| format!("    leaves {:?} after {steps} steps", flight.what));
+            // The process may not have seen its credentials.
+            self.absent_since = absent_since;
             if flight.what == What::Call {
                 self.calls[call].client = Client::Over;
             }
@@ -535,6 +540,7 @@ impl Scenario {
             client,
             task,
             may_be_lost: false,
+            sent: self.now,
             asked: None,
             steps: self.wall.steps,
             was_stopped: false,
@@ -579,6 +585,7 @@ impl Scenario {
 
     fn send(&mut self, call: usize, what: What, method: &'static str, name: &str, params: &str) {
         let who = self.calls[call].who;
+        self.calls[call].sent = self.now;
         if who == 1 {
             self.absent_since = self.now;
         }
