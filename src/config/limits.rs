@@ -32,25 +32,25 @@ pub(super) struct TimeoutKeys {
 pub(super) fn read_limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
     let defaults = front::ClientLimits::default();
     let body_bytes = s
-        .key("body_bytes", "Bytes of a request body. A larger one gets 413.")
+        .key("body_bytes", "Maximum size of a request body. A larger one gets 413.")
         .read_spanned_or(size(1), defaults.body_bytes);
     let body_memory = s
         .key(
             "body_memory",
-            "Bytes of all request bodies in memory, including those of calls in flight. Beyond it: 503.",
+            "Maximum size of all request bodies in memory together, including those of calls in flight. Further requests get 503.",
         )
         .read_spanned_or(size(1), defaults.body_memory);
     let clients = s
         .key(
             "connections",
-            "Concurrent client connections. Further ones wait to be accepted. If this is not set and the \
+            "Maximum concurrent client connections. Further ones wait to be accepted. If this is not set and the \
              process may open too few file descriptors, the limit is a third of them.",
         )
         .read_spanned_or(count(1), defaults.connections);
     let servers = s
         .key(
             "upstream_connections",
-            "Concurrent connections to servers, of all routes. Calls that need one more wait, at most \
+            "Maximum concurrent connections to servers, of all routes together. Calls that need one more wait, at most \
              `timeouts.connect`; then `-31006`. If this is not set and the process may open too few file \
              descriptors, the limit is two thirds of them.",
         )
@@ -60,27 +60,27 @@ pub(super) fn read_limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
         body_bytes: body_bytes.value,
         // The buffer of the HTTP parser is never smaller.
         header_bytes: s
-            .key("header_bytes", "Bytes of a request head. A larger one gets 431.")
+            .key("header_bytes", "Maximum size of a request head. A larger one gets 431.")
             .read_or(size(8 << 10), defaults.header_bytes),
         // The headers that a browser adds on its own must fit.
-        headers: s.key("headers", "Headers of a request. More get 431.").read_or(count(32), defaults.headers),
+        headers: s.key("headers", "Maximum number of headers of a request. A request with more gets 431.").read_or(count(32), defaults.headers),
         connections: clients.value,
         pending_connections: s
             .key(
                 "pending_connections",
-                "Connections from one address (IPv6: from one /64) that have not completed a request yet, \
+                "Maximum connections from one address (IPv6: from one /64) that have not completed a request yet, \
                  at most half of `connections`. Beyond it the one that has waited longest is closed.",
             )
             .read_or(count(1), defaults.pending_connections),
         calls: s
-            .key("calls", "Calls in flight, without tasks. Beyond it: 503.")
+            .key("calls", "Maximum calls in flight, not counting tasks. Further ones get 503.")
             .read_or(count(1), defaults.calls),
         streams: s
-            .key("streams", "Calls in flight on one HTTP/2 connection. The client queues further ones.")
+            .key("streams", "Maximum concurrent streams of one HTTP/2 connection. The client queues further requests.")
             .read_or(count(1), defaults.streams),
         // The members of the protocol itself need about eight levels.
         depth: s
-            .key("depth", "Nesting depth of the JSON of a message. A deeper one gets 400.")
+            .key("depth", "Maximum nesting depth of the JSON of a message. A deeper message gets 400.")
             .read_or(count(16), defaults.depth),
     };
     let connections =
@@ -95,39 +95,39 @@ fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimi
     upstream::UpstreamLimits {
         sessions: number(
             "sessions",
-            "Sessions of one session pool: with one server, for one principal and one set of client capabilities. Calls that need one more wait (`queue`).",
+            "Maximum sessions of one session pool, which serves one principal and one set of client capabilities. Calls that need one more wait (`limits.queue`).",
             1,
             defaults.sessions,
         ),
         task_sessions: number(
             "task_sessions",
-            "Sessions held by tasks in addition to `sessions`, so that tasks keep no calls waiting. \
+            "Maximum sessions that tasks use in addition to `limits.sessions`, so that tasks keep no calls waiting. \
                  Beyond it a task counts as a call.",
             0,
             defaults.task_sessions,
         ),
         queue: number(
             "queue",
-            "Calls that wait for a session of one session pool. A further one is refused (`-31006`).",
+            "Maximum calls that wait for a session of one session pool. A further one is refused (`-31006`).",
             0,
             defaults.queue,
         ),
         messages: number(
             "messages",
-            "Messages on their way to one server other than calls: responses to its requests, pings \
+            "Maximum messages in transit to one server other than calls: responses to its requests, pings \
                  included, and cancellations. Further ones wait.",
             1,
             defaults.messages,
         ),
         identities: number(
             "identities",
-            "Session pools for one server. Beyond it the least recently used one is closed.",
+            "Maximum session pools for one server, one for each principal and set of client capabilities. A further one closes the least recently used one.",
             1,
             defaults.identities,
         ),
         departed: number(
             "departed",
-            "Calls of disconnected legacy clients whose responses are still read, so that the server does \
+            "Maximum calls of disconnected legacy clients whose responses are still read, so that the server does \
                  not take the disconnect for a cancellation. Beyond it the connection to the server is \
                  closed.",
             0,
@@ -135,7 +135,7 @@ fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimi
         ),
         client_sessions: number(
             "client_sessions",
-            "Emulated sessions of legacy clients with one stdio server. A further one evicts the least \
+            "Maximum emulated sessions of legacy clients with one stdio server. A further one evicts the least \
                  recently used idle session; if all are in use, it is refused (`-31006`).",
             1,
             defaults.client_sessions,
@@ -143,11 +143,11 @@ fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimi
         identity_bytes: s
             .key(
                 "identity_bytes",
-                "Bytes of the client capabilities and headers by which session pools are selected. Effect as for `identities`.",
+                "Maximum size of the client capabilities and headers that select the session pools of one server, in total. A further pool closes the least recently used one.",
             )
             .read_or(size(1), defaults.identity_bytes),
         result_bytes: s
-            .key("result_bytes", "Bytes of one message from a server. A larger one fails its call (`-31005`).")
+            .key("result_bytes", "Maximum size of one message from a server. A larger one fails its call (`-31005`).")
             .read_or(size(1), defaults.result_bytes),
     }
 }
@@ -165,37 +165,37 @@ fn read_quotas(s: &mut SectionReader<'_, '_>) -> TaskQuotas {
         .read_spanned_or(positive_duration(), defaults.poll_interval.1);
     cross_checks::check_poll_interval(&shortest, &longest, s);
     TaskQuotas {
-        tasks: s.key("tasks", "Tasks in total. Beyond it calls stay synchronous.").read_or(count(0), defaults.tasks),
+        tasks: s.key("tasks", "Maximum tasks in total, including finished ones within their retention. Beyond it calls stay synchronous.").read_or(count(0), defaults.tasks),
         tasks_per_principal: s
             .key(
                 "tasks_per_principal",
-                "Tasks of one principal, including finished ones within their retention. Beyond it its calls stay synchronous.",
+                "Maximum tasks of one principal, including finished ones within their retention. Beyond it its calls stay synchronous.",
             )
             .read_or(count(0), defaults.tasks_per_principal),
         stored_bytes: s
             .key(
                 "stored_bytes",
-                "Bytes of stored task results in total. Beyond it calls stay synchronous, and a result \
+                "Maximum size of all stored task results together. Beyond it calls stay synchronous, and a result \
                  that does not fit fails its task (`-31005`).",
             )
             .read_or(size(0), defaults.stored_bytes),
         stored_bytes_per_principal: s
             .key(
                 "stored_bytes_per_principal",
-                "Bytes of stored task results of one principal. Beyond it the same happens to this principal only.",
+                "Maximum size of the stored task results of one principal. Beyond it the calls of this principal stay synchronous, and a result that does not fit fails its task (`-31005`).",
             )
             .read_or(size(0), defaults.stored_bytes_per_principal),
         stored_result_bytes: s
-            .key("stored_result_bytes", "Bytes of one task result. A larger one fails its task (`-31005`).")
+            .key("stored_result_bytes", "Maximum size of one task result. A larger one fails its task (`-31005`).")
             .read_or(size(0), defaults.stored_result_bytes),
         polls_per_second: s
-            .key("polls_per_second", "`tasks/*` requests of one principal per second. Beyond it: `-31006`.")
+            .key("polls_per_second", "Maximum `tasks/*` requests of one principal per second. Further ones are refused (`-31006`).")
             .read_or(count(1), defaults.polls_per_second),
         misses_per_minute: s
-            .key("misses_per_minute", "Requests of one principal for unknown tasks per minute. Beyond it: `-31006`.")
+            .key("misses_per_minute", "Maximum requests of one principal for unknown tasks per minute. Further ones are refused (`-31006`).")
             .read_or(count(1), defaults.misses_per_minute),
         listens_per_principal: s
-            .key("listens_per_principal", "Open `subscriptions/listen` streams of one principal. Beyond it: `-31006`.")
+            .key("listens_per_principal", "Maximum open `subscriptions/listen` streams of one principal. Further ones are refused (`-31006`).")
             .read_or(count(0), defaults.listens_per_principal),
         poll_interval: (shortest.value, longest.value),
     }
@@ -211,27 +211,27 @@ pub(super) fn read_timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
         upstream: upstream::UpstreamTimeouts {
             connect: time(
                 "connect",
-                "Time to connect to a server, including TLS. Then `-31003`.",
+                "Maximum time to connect to a server, including TLS. Then the request fails with `-31003`.",
                 upstream.connect,
             ),
             first_byte: time(
                 "first_byte",
-                "Time to the first byte of a server's response to anything but a call, such as a list. Then `-31003`.",
+                "Maximum time to the first byte of a server's response to a request other than a call, such as a list. Then the request fails with `-31003`.",
                 upstream.first_byte,
             ),
             idle: time(
                 "idle",
-                "Time to the next byte of a server's response to anything but a call. Then `-31003`.",
+                "Maximum time between two bytes of a server's response to a request other than a call. Then the request fails with `-31003`.",
                 upstream.idle,
             ),
             call: time(
                 "call",
-                "Time for a call in total. Then it is cancelled and fails with `-31003`.",
+                "Maximum duration of a call. Then it is cancelled and fails with `-31003`.",
                 upstream.call,
             ),
             queue: time(
                 "queue",
-                "Time a call waits for a session when `limits.sessions` are in use. Then `-31006`. A call \
+                "Maximum time that a call waits for a session while `limits.sessions` are in use. Then it fails with `-31006`. A call \
                  that becomes a task in the meantime keeps waiting.",
                 upstream.queue,
             ),
@@ -245,12 +245,12 @@ pub(super) fn read_timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
         front: front::ClientTimeouts {
             read_headers: time(
                 "read_headers",
-                "Time for a client to send the head of a request. Then its connection is closed.",
+                "Maximum time for a client to send the head of a request. Then its connection is closed.",
                 front.read_headers,
             ),
             read_body: time(
                 "read_body",
-                "Time for a client to send the body of a request. Then 408.",
+                "Maximum time for a client to send the body of a request. Then it gets 408.",
                 front.read_body,
             ),
             idle: time(
@@ -260,14 +260,14 @@ pub(super) fn read_timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
             ),
             write: time(
                 "write",
-                "Time in which a client reads none of the bytes waiting for it. Then its connection is \
+                "Maximum time in which a client reads none of the bytes waiting for it. Then its connection is \
                  closed. Slow readers and idle streams are not affected.",
                 front.write,
             ),
         },
         keep_alive: time(
             "keep_alive",
-            "Silence on a response after which an SSE comment keeps its connection open.",
+            "Time without data on a response after which the proxy sends an SSE comment to keep the connection open.",
             WaitPolicy::default().comment_after,
         ),
     }
