@@ -101,7 +101,7 @@ pub fn cancelled_response(kind: InputKind) -> Result<Bytes, ErrorObject> {
 /// Builds the error `-32021` for a call that failed because its server had sent an input request for a
 /// capability that this client did not declare. `missing` is that capability.
 pub fn input_refused_error(missing: &Value) -> ErrorObject {
-    ErrorObject::missing_capability("The server asked for something this client did not declare", missing)
+    ErrorObject::missing_capability("The server sent an input request for an undeclared capability", missing)
 }
 
 /// Builds the result that sends input requests to a client (2026-07-28, *InputRequiredResult*). Without input

@@ -78,7 +78,7 @@ pub(super) struct SealKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestStateError {
     /// The state is altered, forged, of another server, or sealed with a key that is no longer configured.
-    #[error("`requestState` is not one of this server's")]
+    #[error("`requestState` was not issued by this server")]
     Malformed,
     #[error("`requestState` belongs to another request or caller")]
     Foreign,

@@ -20,7 +20,7 @@ pub enum MessageAmbiguity {
     Unreadable(#[source] FrameError),
     /// A member on which a decision depends occurs twice, or in a spelling of another case that some parsers
     /// accept.
-    #[error("`{0}` occurs twice, or in another case than it is defined in")]
+    #[error("`{0}` occurs twice, or differs in case")]
     Member(&'static str),
     #[error("`params.name` must be a string")]
     NoName,

@@ -109,7 +109,7 @@ impl KeepAliveTimer {
         let limit = self.policy.deadline.unwrap_or_default();
         ErrorObject::new(
             code::UPSTREAM_TIMEOUT,
-            format!("no answer within {limit:?} (held.deadline); the call is cancelled at the server"),
+            format!("no response within {limit:?} (held.deadline); the call is cancelled at the server"),
         )
     }
 

@@ -189,7 +189,7 @@ impl ParamHeader {
         match (value, read(headers, name)?) {
             (None | Some(ArgumentValue::Null | ArgumentValue::Compound), None) => Ok(()),
             (Some(ArgumentValue::Text(_) | ArgumentValue::Number(_)), None) => Err(HeaderMismatch(format!(
-                "{name} header is missing, but argument '{}' has a value; tools/list says which headers \
+                "{name} header is missing, but argument '{}' has a value; tools/list shows which headers \
                  a call needs",
                 excerpt(&path.join("."))
             ))),
@@ -203,7 +203,7 @@ impl ParamHeader {
             }
             (None | Some(ArgumentValue::Null | ArgumentValue::Compound), Some(header)) => {
                 Err(HeaderMismatch(format!(
-                    "{name} header value '{}' has no counterpart: argument '{}' has no value that a header can say",
+                    "{name} header value '{}' has no counterpart: argument '{}' has no value that fits in a header",
                     excerpt(&header),
                     excerpt(&path.join("."))
                 )))

@@ -41,7 +41,7 @@ pub struct InputResponses(BTreeMap<String, Bytes>);
 pub enum MalformedRetry {
     #[error("`params` must be an object")]
     Params,
-    #[error("`inputResponses` must be an object of answers by the keys of `inputRequests`")]
+    #[error("`inputResponses` must be an object of input responses by the keys of `inputRequests`")]
     Responses,
     /// A key occurs twice: two readers could disagree on which response counts.
     #[error("`inputResponses` has the key `{key}` twice")]

@@ -219,9 +219,9 @@ pub enum StoreError {
     Exists,
     /// The store is full; with the name of the limit in the configuration, or
     /// [`DISK_SPACE`](Self::DISK_SPACE).
-    #[error("the task store has no space for it ({0})")]
+    #[error("the task store is full ({0})")]
     Full(&'static str),
-    #[error("the task store does not answer: {0}")]
+    #[error("the task store does not respond: {0}")]
     Unavailable(String),
 }
 

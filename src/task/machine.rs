@@ -61,7 +61,7 @@ pub enum TaskEffect {
 pub enum EventRefusal {
     #[error("the task has already ended")]
     Ended,
-    #[error("the answer matches no outstanding request")]
+    #[error("the input response matches no outstanding input request")]
     NotOutstanding,
     #[error("nothing would change")]
     Unchanged,

@@ -321,7 +321,7 @@ pub enum CallError {
     ConnectTimeout(Duration),
     #[error("no answer from the server within {0:?}")]
     CallTimeout(Duration),
-    #[error("the server began no answer within {0:?}")]
+    #[error("the server began no response within {0:?}")]
     FirstByteTimeout(Duration),
     #[error("the server sent nothing for {0:?} during its answer")]
     IdleTimeout(Duration),
@@ -357,7 +357,7 @@ pub enum CallError {
         retry_after: Option<String>,
     },
     /// A response or message of the server that is not valid, for this reason.
-    #[error("the server's answer is not valid: {0}")]
+    #[error("invalid response from the server: {0}")]
     Invalid(String),
     /// The server supports modern revisions only; holds the revisions that the server names.
     #[error(

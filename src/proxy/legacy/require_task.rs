@@ -20,7 +20,7 @@ use http::StatusCode;
 
 /// The reason in the error for an ambiguous message ([`ambiguity`](crate::dialect::ambiguity)).
 const AMBIGUITY_REASON: &str =
-    "tools here run as tasks only (mode: required), so a message must be one that can be read in one way";
+    "tools here run as tasks only (mode: required), so a message must be unambiguous";
 
 /// Whether the messages of this request have to be checked: a POST on a route with a tool that must be a
 /// task.

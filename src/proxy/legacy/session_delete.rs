@@ -97,7 +97,7 @@ pub(super) fn closed_session_response(
     client.session.filter(|key| !is_initialize && pending_requests.is_closed(*key)).map(|_| {
         let error = ErrorObject::new(
             code::INVALID_REQUEST,
-            "the session was ended by its client: begin another with initialize",
+            "the session was ended by its client: open a new session with initialize",
         );
         let summary = AccessSummary::failed(RequestOutcome::Disconnected, &error);
         legacy_http::refuse_requests(StatusCode::NOT_FOUND, &request.post.request_ids(), &error, summary)

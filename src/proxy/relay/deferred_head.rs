@@ -83,7 +83,7 @@ async fn await_start(
 
 /// Returns the error for an empty response to a request: no further response will follow.
 pub(super) fn empty_response_error() -> CallError {
-    CallError::Invalid("it is empty, without a response to the request".to_owned())
+    CallError::Invalid("it is an empty response to a request".to_owned())
 }
 
 // === impl UpstreamBody ===

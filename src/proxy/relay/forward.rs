@@ -58,8 +58,12 @@ use tokio_util::sync::CancellationToken;
 /// response that breaks off becomes a clear error. A longer response, or one of unknown length, is streamed.
 const MAX_BUFFERED_BYTES: u64 = 64 << 10;
 
-/// The pauses between the attempts to open a session's GET stream while the server responds 409: the server
-/// has not noticed yet that the proxy has closed its own stream.
+/// The pause between the end of the proxy's own GET stream of a session and the client's request for one. A
+/// server that still holds the first may send nothing on the second.
+const HANDOVER_PAUSE: Duration = Duration::from_millis(100);
+
+/// The pauses between the attempts to open a session's GET stream while the server responds 409 or 400: the
+/// server has not noticed yet that the proxy has closed its own stream.
 const CONFLICT_PAUSES: [Duration; 4] = [
     Duration::from_millis(50),
     Duration::from_millis(100),
@@ -248,16 +252,17 @@ fn forward_when_admitted(
 
 /// Opens a session's GET stream for its client after the proxy has stopped reading the stream itself. A
 /// server that allows one stream at a time may take a moment to notice that the proxy's is closed, and
-/// responds 409 until then.
+/// responds 409 or 400 until then.
 async fn listen_when_free(
     upstream: &dyn Upstream,
     http_request: HttpRequest,
     expected: &ExpectedStream,
 ) -> Result<HttpResponse, CallError> {
     expected.wait_until_free().await;
+    sleep(HANDOVER_PAUSE).await;
     for pause in CONFLICT_PAUSES {
         let response = upstream.forward(http_request.copy_for_stream()).await?;
-        if response.status != StatusCode::CONFLICT {
+        if !matches!(response.status, StatusCode::CONFLICT | StatusCode::BAD_REQUEST) {
             return Ok(response);
         }
         sleep(pause).await;

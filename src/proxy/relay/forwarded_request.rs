@@ -89,7 +89,7 @@ impl ForwardedRequest {
             && self.requester.pending.abandon()
             && !is_queued
         {
-            let reason = "it took longer than the proxy lets a client wait";
+            let reason = "the client's deadline has passed (held.deadline)";
             self.shared.upstream.cancel_in(*session, &self.requester.pending.ids, reason);
         }
     }

@@ -279,7 +279,7 @@ fn error_reply(call: &Call, status: StatusCode, error: &ErrorObject, outcome: Re
 }
 
 fn invalid_response_error(reason: &str) -> ErrorObject {
-    ErrorObject::new(code::UPSTREAM_INVALID, format!("the server's answer is not valid: {reason}"))
+    ErrorObject::new(code::UPSTREAM_INVALID, format!("invalid response from the server: {reason}"))
 }
 
 /// Whether the result says by its empty contents that the resource does not exist. Some legacy servers return

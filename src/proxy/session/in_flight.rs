@@ -51,6 +51,9 @@ pub(in crate::proxy) struct InFlightCalls {
     /// The numbers of proxy calls that ended recently: later progress notifications for them are dropped.
     /// Locked for one insertion or look-up.
     ended: Mutex<BoundedMap<(SessionKey, u64), (), MAX_REMEMBERED_CALLS>>,
+    /// The input requests of GET streams that proxy calls have received. Some servers send the messages of an
+    /// earlier stream again on each new one, answered requests included. Locked for one insertion.
+    received: Mutex<BoundedMap<(SessionKey, MessageDigest), (), MAX_REMEMBERED_CALLS>>,
 }
 
 /// The calls that were abandoned before their end, the last [`MAX_REMEMBERED_CALLS`] of them, and the cancellations.
@@ -65,6 +68,9 @@ struct AbandonedCalls {
 
 /// The digest of a request id.
 type RequestDigest = [u8; 16];
+
+/// The digest of a message.
+type MessageDigest = [u8; 16];
 
 /// The calls in flight of one session.
 #[derive(Default)]
@@ -227,12 +233,15 @@ impl InFlightCalls {
                 method: method @ (Method::Elicit | Method::CreateMessage | Method::RootsList),
                 ..
             } => match self.request_owner(key) {
+                _ if self.is_repeated(key, &frame) => true,
                 RequestOwner::Client => false,
                 RequestOwner::Call(call) => {
+                    self.mark_received(key, &frame);
                     call.receive(frame);
                     true
                 }
                 RequestOwner::Unclear(call, reason) => {
+                    self.mark_received(key, &frame);
                     let (method, outcome) = (method.as_str(), InputRequestOutcome::Refused);
                     InputRequestRefused { route, method, reason, outcome }.emit();
                     call.refuse(id, reason);
@@ -244,6 +253,16 @@ impl InFlightCalls {
             | Kind::Success { .. }
             | Kind::Failure { .. } => false,
         }
+    }
+
+    /// Whether a proxy call has received this input request before. Request ids are unique within a session
+    /// (2025-11-25, *Base Protocol, Requests*), so an equal message is a repetition.
+    fn is_repeated(&self, key: SessionKey, frame: &Frame) -> bool {
+        self.received.lock().contains(&(key, message_digest(frame)))
+    }
+
+    fn mark_received(&self, key: SessionKey, frame: &Frame) {
+        self.received.lock().insert((key, message_digest(frame)), ());
     }
 
     /// The owner of an input request on the session's GET stream.
@@ -277,9 +296,9 @@ impl InFlightCalls {
         Some(self.sessions.get(&key)?.proxy_calls.iter().find(has_token)?.call.clone())
     }
 
-    /// Any proxy call in the session, with which the session's GET stream can be read.
+    /// The latest proxy call in the session, with whose credentials the session's GET stream can be read.
     pub(super) fn any_proxy_call(&self, key: SessionKey) -> Option<Arc<dyn OffStreamCall>> {
-        Some(self.sessions.get(&key)?.proxy_calls.first()?.call.clone())
+        Some(self.sessions.get(&key)?.proxy_calls.last()?.call.clone())
     }
 
     /// The proxy call that this input request of the server was attributed to.
@@ -352,8 +371,8 @@ impl AbandonedCalls {
     }
 }
 
-/// Whether an input request of a call that was cancelled `cancelled_at` this time may still arrive cancelled_at the time `now`,
-/// and could be attributed to a call that started at `began`.
+/// Whether an input request of a call that was cancelled at the time `cancelled_at` may still arrive at the
+/// time `now`, and could be attributed to a call that started at `began`.
 fn can_still_request(cancelled_at: Instant, began: Instant, now: Instant) -> bool {
     began <= cancelled_at && now < cancelled_at + CANCELLATION_WINDOW
 }
@@ -361,6 +380,11 @@ fn can_still_request(cancelled_at: Instant, began: Instant, now: Instant) -> boo
 /// The digest of a request id, because an id may have any length.
 fn request_digest(request: &RequestId) -> RequestDigest {
     *Principal::derive(&[&request.canonical_value()]).as_bytes()
+}
+
+/// The digest of a message.
+fn message_digest(frame: &Frame) -> MessageDigest {
+    *Principal::derive(&[frame.as_bytes()]).as_bytes()
 }
 
 // === impl ProxyCallGuard ===
@@ -374,6 +398,8 @@ impl ProxyCallGuard {
         streams: &Arc<GetStreams>,
     ) -> StreamOpening {
         let mut calls = self.in_flight.calls(self.key);
+        // A reader ends when the server refuses the stream, which it may do for one call's credentials only.
+        calls.reader.take_if(|reader| reader.is_finished());
         calls
             .reader
             .get_or_insert_with(|| StreamReader::begin(route, &self.in_flight, streams, self.key))

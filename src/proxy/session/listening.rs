@@ -46,6 +46,11 @@ impl StreamReader {
         Self { reader: reader.abort_handle(), settled }
     }
 
+    /// Whether the server has refused the stream, or the session has ended.
+    pub(super) fn is_finished(&self) -> bool {
+        self.reader.is_finished()
+    }
+
     /// A handle to wait until the stream is open.
     pub(super) fn opening(&self) -> StreamOpening {
         StreamOpening(self.settled.clone())
@@ -76,11 +81,10 @@ async fn read_stream(
     key: SessionKey,
     settled: Arc<watch::Sender<bool>>,
 ) {
-    if streams.current_stream().is_some() {
-        settled.send_replace(true);
-    }
     loop {
+        settled.send_replace(streams.current_stream().is_some());
         let guard = streams.take_over().await;
+        settled.send_replace(false);
         // Any proxy call can read the session's stream; without one there is nothing to read for.
         let Some(call) = in_flight.any_proxy_call(key) else { return };
         let (route, calls, settled_sender) =

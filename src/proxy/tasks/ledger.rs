@@ -80,7 +80,7 @@ pub struct TaskLease {
 
 /// The status message of a task whose latest change is not stored.
 const UNSTORED_CHANGE_MESSAGE: &str =
-    "the call has moved on; the change is shown once the task store has stored it";
+    "the task has changed; the change is shown once the task store has stored it";
 
 /// The error of a task whose call no process runs any more.
 const LOST_CALL_MESSAGE: &str = "the process that made the call is gone, or lost its lease; the call may have run, and its outcome is unknown";

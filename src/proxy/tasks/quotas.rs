@@ -36,7 +36,7 @@ pub enum TaskAdmissionError {
     #[error("no space for another task; the limit is {0}")]
     Full(&'static str),
     /// The store does not respond.
-    #[error("the task store does not answer; try again")]
+    #[error("the task store does not respond; try again")]
     StoreFailed,
 }
 

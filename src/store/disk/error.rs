@@ -41,12 +41,12 @@ pub enum Error {
     #[error("{} is not a key: a key is 64 hex digits, as `openssl rand -hex 32` creates it", path.display())]
     NoKey { path: PathBuf },
     #[error(
-        "the task store {} has tasks, and its key {} is not there: they would have no owner; put the key back, or \
+        "the task store {} has tasks, and its key {} is not there: their owners could not be identified; put the key back, or \
          move the folder away to begin anew", path.display(), key.display()
     )]
     KeyMissing { path: PathBuf, key: PathBuf },
     #[error(
-        "the task store {} has tasks that were stored with another key than {key}, without which they have no owner; restore \
+        "the task store {} has tasks that were stored with another key than {key}, without which their owners cannot be identified; restore \
          their key, or move the folder away to start with an empty one", path.display()
     )]
     OtherKey { path: PathBuf, key: String },

@@ -227,7 +227,7 @@ impl StreamableHttp {
         }
         let detail = match http_sse_probe::is_http_sse(self, post_headers).await {
             true => format!(
-                "{detail}; the server speaks HTTP+SSE (2024-11-05), which is supported towards clients alone: name its \
+                "{detail}; the server speaks HTTP+SSE (2024-11-05), which is supported for clients only: name its \
                  Streamable HTTP endpoint in upstream.url, or update the server to one that has it"
             ),
             false => format!(

@@ -598,7 +598,7 @@ mod tests {
             };
             let (answer, ()) = futures_util::future::join(sending, server).await;
             let error = answer.err().expect("it ends in time");
-            assert_eq!(error.to_string(), "too much comes before its head");
+            assert_eq!(error.to_string(), "interim responses before its head exceed 256 KiB");
         }
     }
 

@@ -60,7 +60,7 @@ impl HeadReader {
     fn note_skipped(&mut self, bytes: usize) -> io::Result<()> {
         *self = Self { skipped_len: self.skipped_len + bytes, ..Self::default() };
         if self.skipped_len > MAX_SKIPPED_BYTES {
-            Err(invalid_data("too much comes before its head"))
+            Err(invalid_data("interim responses before its head exceed 256 KiB"))
         } else {
             Ok(())
         }

@@ -308,9 +308,7 @@ impl ProcessTransport {
         };
         let remedy = match self.command.instances {
             ProcessSharing::PerCaller => "upstream.instances: { per: caller } says so; a number shares them",
-            ProcessSharing::Shared(_) => {
-                "upstream.instances (--instances) is the most there may be; 1 keeps it at one"
-            }
+            ProcessSharing::Shared(_) => "upstream.instances (--instances) is the limit; 1 keeps it at one",
         };
         ServerProcessAdded { route: &self.route, processes, why, remedy }.emit();
     }

@@ -149,11 +149,11 @@ fn replicas_that_share_a_key_understand_each_others_states() {
         message(&two.book(Some(state)))
             .starts_with("the call that `requestState` belongs to does not run in this process")
     );
-    assert_eq!(message(&three.book(Some(state))), "`requestState` is not one of this server's");
+    assert_eq!(message(&three.book(Some(state))), "`requestState` was not issued by this server");
     // The first key seals.
     let asked = two.book(None);
     let state = asked["result"]["requestState"].as_str().expect("a state");
-    assert_eq!(message(&one.book(Some(state))), "`requestState` is not one of this server's");
+    assert_eq!(message(&one.book(Some(state))), "`requestState` was not issued by this server");
     assert_eq!(two.book(Some(state))["result"]["resultType"], "input_required");
 }
 

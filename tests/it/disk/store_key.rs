@@ -40,7 +40,7 @@ async fn tasks_without_their_key_and_a_key_that_is_none_are_refused() {
     assert_eq!(
         refused(),
         format!(
-            "the task store {folder} has tasks, and its key {name} is not there: they would have no owner; put the \
+            "the task store {folder} has tasks, and its key {name} is not there: their owners could not be identified; put the \
              key back, or move the folder away to begin anew"
         )
     );
@@ -74,8 +74,8 @@ async fn opened_with(world: &StoreFolder, bytes: u8, sealed: &[u8]) -> Result<Di
     }
 }
 
-const OTHER_KEY: &str = "the task store PATH has tasks that were stored with another key than KEY, without which they have no \
-                         owner; restore their key, or move the folder away to start with an empty one";
+const OTHER_KEY: &str = "the task store PATH has tasks that were stored with another key than KEY, without which their \
+                         owners cannot be identified; restore their key, or move the folder away to start with an empty one";
 
 #[tokio::test]
 async fn tasks_are_not_opened_with_another_key() {

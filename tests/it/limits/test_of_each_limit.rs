@@ -420,7 +420,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
         "upstream/stdio/start_limiter.rs MAX_WAIT",
         By("pauses_between_starts_grow_and_a_long_wait_is_an_error"),
     ),
-    ("upstream/http/relayed_body.rs QUICK_DRAIN", Not("a wait of nobody: the client has left")),
+    ("upstream/http/relayed_body.rs QUICK_DRAIN", Not("a wait of nobody: the client has disconnected")),
     ("upstream/transport.rs IDLE_SWEEPS", By("idle_sessions_are_closed_and_the_list_session_last")),
     ("upstream/transport.rs LIST_IDLE_SWEEPS", By("idle_sessions_are_closed_and_the_list_session_last")),
     (

@@ -86,10 +86,10 @@ fn every_state_meets_every_event() {
         working    asks old again   - nothing would change
         working    withdraws a      - nothing would change
         working    withdraws old    - nothing would change
-        working    answers a        - the answer matches no outstanding request
-        working    answers b, a, c  - the answer matches no outstanding request
-        working    answers old      - the answer matches no outstanding request
-        working    answers nothing  - the answer matches no outstanding request
+        working    answers a        - the input response matches no outstanding input request
+        working    answers b, a, c  - the input response matches no outstanding input request
+        working    answers old      - the input response matches no outstanding input request
+        working    answers nothing  - the input response matches no outstanding input request
         working    returns          completed [] "-"                     announce
         working    its tool fails   completed with an error [] "no disk" announce
         working    fails            failed [] "boom"                     announce
@@ -106,8 +106,8 @@ fn every_state_meets_every_event() {
         asks a     withdraws old    - nothing would change
         asks a     answers a        working [] "half"                    answer a {"action":"a"} + announce
         asks a     answers b, a, c  working [] "half"                    answer a {"action":"a"} + announce
-        asks a     answers old      - the answer matches no outstanding request
-        asks a     answers nothing  - the answer matches no outstanding request
+        asks a     answers old      - the input response matches no outstanding input request
+        asks a     answers nothing  - the input response matches no outstanding input request
         asks a     returns          completed [] "-"                     announce
         asks a     its tool fails   completed with an error [] "no disk" announce
         asks a     fails            failed [] "boom"                     announce
@@ -124,8 +124,8 @@ fn every_state_meets_every_event() {
         asks a, b  withdraws old    - nothing would change
         asks a, b  answers a        input_required [b] "half"            answer a {"action":"a"} + announce
         asks a, b  answers b, a, c  working [] "half"                    answer a {"action":"a"} + answer b {"action":"b"} + announce
-        asks a, b  answers old      - the answer matches no outstanding request
-        asks a, b  answers nothing  - the answer matches no outstanding request
+        asks a, b  answers old      - the input response matches no outstanding input request
+        asks a, b  answers nothing  - the input response matches no outstanding input request
         asks a, b  returns          completed [] "-"                     announce
         asks a, b  its tool fails   completed with an error [] "no disk" announce
         asks a, b  fails            failed [] "boom"                     announce

@@ -61,7 +61,7 @@ async fn a_tool_that_cannot_be_stopped_as_the_store_fails_can_be_later() {
     let (_call, held) = legacy_clients::deferred(&world.server, &client).await;
     store.fails(&[Op::Swap]);
     let told = legacy_clients::use_ticket(&client, "deferral_cancel", &held).await.result();
-    assert!(is_told(&told, "the task store does not answer"), "{told}");
+    assert!(is_told(&told, "the task store does not respond"), "{told}");
     assert_eq!(world.server.messages("notifications/cancelled"), 0);
     store.works();
     let told = legacy_clients::use_ticket(&client, "deferral_cancel", &held).await.result();

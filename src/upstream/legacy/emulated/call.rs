@@ -64,7 +64,7 @@ impl<W: Transport> EmulatedCall<W> {
                 request.refuse(
                     &self.exchange.route(),
                     code::METHOD_NOT_FOUND,
-                    "the client did not declare that it can be asked this",
+                    "the client did not declare the capability for this request",
                 );
                 return None;
             }

@@ -330,7 +330,7 @@ impl<W: Transport> EmulatedSessions<W> {
         let session = self.sessions.get(id).map(|session| session.clone());
         // A session of another principal is treated as unknown.
         let session = session.filter(|session| session.principal == principal);
-        let unknown = "the session is not known: begin another with initialize";
+        let unknown = "the session is not known: open a new session with initialize";
         let session = session.ok_or_else(|| refusal(StatusCode::NOT_FOUND, unknown))?;
         session.mark_used();
         Ok(session)

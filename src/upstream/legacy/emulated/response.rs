@@ -224,7 +224,7 @@ impl<W: Transport> WaitingCall<W> {
                 while let Some(event) = call.next().await {
                     match event {
                         UpstreamEvent::ServerRequest(request) => {
-                            request.refuse(&route, INTERNAL_ERROR, "the client has left")
+                            request.refuse(&route, INTERNAL_ERROR, "the client has disconnected")
                         }
                         UpstreamEvent::RequestCancelled { id } => in_flight.discard_request(&id),
                         UpstreamEvent::Notification(_) => {}

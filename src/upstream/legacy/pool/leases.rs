@@ -342,7 +342,7 @@ impl<W: Transport> OpenPermit<W> {
     /// Opens the session for this call, in a background task: a handshake dropped with its caller would leave
     /// a session at the server, and its reader here. The session then serves another call.
     async fn open_in_background(self) -> Result<SessionLease<W>, CallError> {
-        let server = self.pool.as_ref().expect("a promise is kept once").server.clone();
+        let server = self.pool.as_ref().expect("a permit is used once").server.clone();
         let (sender, opened) = oneshot::channel();
         server.work.spawn(async move {
             let _ = sender.send(self.open().await);
@@ -351,7 +351,7 @@ impl<W: Transport> OpenPermit<W> {
     }
 
     async fn open(mut self) -> Result<SessionLease<W>, CallError> {
-        let pool = self.pool.clone().expect("a promise is kept once");
+        let pool = self.pool.clone().expect("a permit is used once");
         let call = self.call;
         let insert = |state: &mut PoolState<W>, session: &Arc<UpstreamSession<W>>| {
             let holder = state.take_opening(call);

@@ -121,13 +121,19 @@ async fn the_stream_that_is_read_for_a_client_is_open_before_its_call_and_ends_w
 
 #[tokio::test]
 async fn a_client_that_begins_to_listen_takes_its_stream_over_and_gives_it_back() {
+    for status in [400, 409] {
+        takes_its_stream_over(status).await;
+    }
+}
+
+async fn takes_its_stream_over(status: u16) {
     // As SDKs have it: one stream for a session, and the next is refused while that is open.
     let conflicts = AtomicUsize::new(0);
     let world = setup()
         .server(move |options| {
             let refused = move |seen: &Seen| {
                 let is_second = seen.http == http::Method::GET && conflicts.fetch_add(1, Relaxed) == 1;
-                is_second.then(|| Canned::status(409)).or_else(|| pong(seen))
+                is_second.then(|| Canned::status(status)).or_else(|| pong(seen))
             };
             *options = std::mem::take(options).hook(refused);
         })
@@ -150,6 +156,29 @@ async fn a_client_that_begins_to_listen_takes_its_stream_over_and_gives_it_back(
     says(&world, &question(4, "and now?")).await;
     let put = beyond_status(&mut client.waits(&task).await).await;
     assert_eq!(put["params"]["message"], "and now?");
+}
+
+/// The official SDK for Rust sends the messages of an earlier stream again on each new one.
+#[tokio::test]
+async fn an_answered_input_request_that_the_server_repeats_is_not_sent_to_the_client_again() {
+    let world = world(ALWAYS).await;
+    let client = Tasker::hello(&world).await;
+    let (task, call) = client.makes(&world).await;
+    world.server.seen(|seen| seen.http == http::Method::GET).await;
+    says(&world, &question(3, "who?")).await;
+    client.becomes(&task, "input_required").await;
+    let mut waiting = client.waits(&task).await;
+    let put = beyond_status(&mut waiting).await;
+    client.answers(&put["id"], json!({ "action": "accept", "content": {} })).await;
+    client.becomes(&task, "working").await;
+    says(&world, &question(3, "who?")).await;
+    // The ping behind it is answered once it has been read.
+    says(&world, &json!({ "jsonrpc": "2.0", "id": 9, "method": "ping" })).await;
+    world.server.seen(|seen| seen.answers(&json!(9))).await;
+    assert_eq!(client.get(&task).await["status"], "working");
+    assert_eq!(world.server.count(|seen| seen.answers(&json!(3))), 1);
+    call.says("done");
+    assert_eq!(beyond_status(&mut waiting).await["result"]["content"][0]["text"], "done");
 }
 
 #[tokio::test]
