@@ -3,8 +3,8 @@
 //! A task of 2025-11-25 has no connection of its own. The server's input requests are sent on the GET stream
 //! of the client's session, if it is open; otherwise on the response of a waiting `tasks/result` (2025-11-25,
 //! *Tasks, Input Required Status*). An input request is never sent on both, because the client would receive
-//! it twice; and not only on `tasks/result`, which some clients call only once the task has ended (`WIRE`, B
-//! 1, rule 3). An input request whose stream broke before the response is sent again on the next stream.
+//! it twice; and not only on `tasks/result`, which some clients call only once the task has ended. An
+//! input request whose stream broke before the response is sent again on the next stream.
 //!
 //! A [`TaskOutbox`] is a pure state machine: streams and input requests are represented by numbers.
 

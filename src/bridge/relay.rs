@@ -2,7 +2,7 @@
 //!
 //! The server's bytes are forwarded as they arrive. Between its events the relay inserts keep-alive messages
 //! ([`KeepAliveTimer`]) and other events of the proxy. A client whose stream ends without the response would
-//! wait forever (`WIRE`, B 1, rule 20), so the stream gets the error as its last event, unless the client has
+//! wait forever, so the stream gets the error as its last event, unless the client has
 //! cancelled its requests. If the server ended a stream whose events have ids, the client resumes the stream
 //! itself. If the connection of such a stream broke, the relay resumes it, because only the server knows
 //! whether more events follow.

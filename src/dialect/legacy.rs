@@ -371,7 +371,7 @@ impl ResponseTracker {
     }
 
     /// Returns the last bytes of a stream that broke off: an error for each unanswered request. A client that
-    /// gets no response would wait forever (`WIRE`, B 1, rule 20).
+    /// gets no response would wait forever.
     pub fn closing_errors(&mut self, error: &ErrorObject) -> Bytes {
         let mut events = self.observer.abandon_event();
         for id in &self.unanswered() {

@@ -1,8 +1,8 @@
 //! A request that is relayed to the server, and the error responses to its client if the server gives no
 //! usable response.
 //!
-//! If a server responds with an HTTP error or cannot be reached, published clients would wait for ever
-//! (`WIRE`, B 1, rule 19): the proxy sends them the JSON-RPC error with status 200.
+//! If a server responds with an HTTP error or cannot be reached, published clients would wait for ever:
+//! the proxy sends them the JSON-RPC error with status 200.
 
 use super::{
     legacy_http::{refuse_requests, stream_response},

@@ -2,7 +2,7 @@
 //!
 //! The members of the task are at the top level of every response but the first, in which the task is nested;
 //! the result of the call is never in the task. Every view has every member of the revision: clients of that
-//! time refuse a task without `ttl` or `lastUpdatedAt` (`WIRE`, B 1, rule 11).
+//! time refuse a task without `ttl` or `lastUpdatedAt`.
 
 use super::ObjectWriter;
 use crate::{
@@ -30,7 +30,7 @@ pub enum ToolErrors {
     /// `failed`, as the revision requires (2025-11-25, *Tasks, Task Execution Errors*).
     #[default]
     Failed,
-    /// `completed`, because clients in the field drop the result of a failed task (`WIRE`, B 1, rule 4).
+    /// `completed`, because clients in the field drop the result of a failed task.
     Completed,
 }
 

@@ -121,7 +121,7 @@ impl HttpSession {
             post_headers,
             has_id,
             open_id,
-            // Servers on the Python SDK before 2025-06-18 fail all sessions after a DELETE (WIRE, B 1.5), so
+            // Servers on the Python SDK before 2025-06-18 fail all sessions after a DELETE, so
             // their sessions are left to expire.
             survives_delete: Revision::parse(&description.version).is_none_or(Revision::survives_delete),
             cookies: Some(cookies),

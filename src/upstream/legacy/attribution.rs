@@ -289,7 +289,7 @@ impl<W: Transport> UpstreamSession<W> {
             Kind::Failure { id: Some(id), .. } if is_answer_to(id, call) => {
                 Some(CallMessage::Response(frame))
             }
-            // Transport error: it answers the exchange in which it arrived (WIRE, B 4).
+            // Transport error: it answers the exchange in which it arrived.
             Kind::Failure { id: None, .. } => Some(CallMessage::Response(frame)),
             Kind::Failure { id: Some(id), .. } if id.as_bytes() == &br#""server-error""#[..] => {
                 Some(CallMessage::Response(frame))

@@ -658,7 +658,7 @@ impl<W: Transport> SessionHold<W> {
     }
 
     /// Cancels the call at the server, and gives the session no further ones: the call may continue in it
-    /// (WIRE, B 4: with some servers a cancelled request ends the session).
+    /// (with some servers a cancelled request ends the session).
     pub(super) fn cancel(mut self, reason: &'static str) {
         let Some(call) = self.call else { return };
         self.session.state.lock().cancelled_at = Some(self.session.server.clock.now());
