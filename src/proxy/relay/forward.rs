@@ -58,10 +58,6 @@ use tokio_util::sync::CancellationToken;
 /// response that breaks off becomes a clear error. A longer response, or one of unknown length, is streamed.
 const MAX_BUFFERED_BYTES: u64 = 64 << 10;
 
-/// The pause between the end of the proxy's own GET stream of a session and the client's request for one. A
-/// server that still holds the first may send nothing on the second.
-const HANDOVER_PAUSE: Duration = Duration::from_millis(100);
-
 /// The pauses between the attempts to open a session's GET stream while the server responds 409 or 400: the
 /// server has not noticed yet that the proxy has closed its own stream.
 const CONFLICT_PAUSES: [Duration; 4] = [
@@ -259,7 +255,6 @@ async fn listen_when_free(
     expected: &ExpectedStream,
 ) -> Result<HttpResponse, CallError> {
     expected.wait_until_free().await;
-    sleep(HANDOVER_PAUSE).await;
     for pause in CONFLICT_PAUSES {
         let response = upstream.forward(http_request.copy_for_stream()).await?;
         if !matches!(response.status, StatusCode::CONFLICT | StatusCode::BAD_REQUEST) {

@@ -125,7 +125,6 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("upstream/stdio/tests/mod.rs PIPE", "a test's"),
     ("upstream/http/resume.rs DEFAULT_PAUSE", PAUSE),
     ("proxy/relay/forward.rs CONFLICT_PAUSES", PAUSE),
-    ("proxy/relay/forward.rs HANDOVER_PAUSE", PAUSE),
     ("upstream/http/resume.rs MIN_PAUSES", PAUSE),
     ("upstream/legacy/schedules.rs SESSIONS", "a test's"),
     ("upstream/legacy/pools.rs SWEEP_INTERVAL", PAUSE),
