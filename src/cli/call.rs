@@ -41,7 +41,7 @@ pub struct Args {
     /// Arguments of the tool, a JSON object [default: {}].
     #[arg(value_name = "JSON", value_parser = arguments)]
     arguments: Option<Box<RawValue>>,
-    /// Follow the task with this handle, which an earlier call returned, instead of calling a tool.
+    /// Follow the task with this handle (task id), which an earlier call printed, instead of calling a tool.
     #[arg(long, value_name = "HANDLE", conflicts_with_all = ["tool", "arguments", "no_tasks"])]
     task: Option<String>,
     /// Do not declare support for tasks: wait for the result of the call itself.

@@ -11,7 +11,7 @@ pub struct Args {
     /// Configuration file to check, or `-` for standard input.
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath, required_unless_present_any = ["config", "schema"])]
     file: Option<PathBuf>,
-    /// The same as FILE, for symmetry with `deferral serve`.
+    /// Another way to name FILE, as for `deferral serve`.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "file")]
     config: Option<PathBuf>,
     /// Print the JSON Schema of the configuration, for editors.

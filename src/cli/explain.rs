@@ -10,7 +10,7 @@ use serde_json::Value;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Task id, or at least its first 4 digits, as shown by `deferral tasks list`, the log or a client.
+    /// Task id (the handle of its client), or at least its first 4 digits, as `deferral tasks list` and the log show it.
     task: String,
     #[command(flatten)]
     address: operator::AdminArgs,

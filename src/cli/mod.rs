@@ -50,6 +50,7 @@ const EXIT_CANCELLED: u8 = 130;
 #[derive(Debug, Parser)]
 #[command(
     name = "deferral",
+    bin_name = "deferral",
     version,
     args_conflicts_with_subcommands = true,
     max_term_width = 100,
@@ -71,7 +72,7 @@ enum CliCommand {
     Call(call::Args),
     /// List the tools of a server.
     Tools(tools::Args),
-    /// Run a slow legacy server with the proxy in front of it, and show what happens.
+    /// Run a slow server with the proxy in front of it, and show what happens.
     Demo(demo::Args),
     /// Check a configuration file and report every problem.
     Check(check::Args),

@@ -8,10 +8,10 @@ use std::{env, fs, path::PathBuf};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct AdminArgs {
-    /// Admin address of the proxy (`admin` in its configuration).
+    /// URL of the proxy's admin listener (`admin` in its configuration).
     #[arg(long, value_name = "URL", default_value = DEFAULT, value_hint = ValueHint::Url)]
     admin: Uri,
-    /// File with the admin token. Default: the variable DEFERRAL_ADMIN_TOKEN, or on the proxy's own machine the file that the proxy wrote.
+    /// File that contains the admin token. Default: the environment variable DEFERRAL_ADMIN_TOKEN contains it; without the variable, on the proxy's own machine, the file to which the proxy wrote its token at start.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     token_file: Option<PathBuf>,
 }

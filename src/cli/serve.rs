@@ -25,13 +25,13 @@ use std::{
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
-    /// MCP endpoint of the server behind the proxy.
+    /// URL of the server behind the proxy: its MCP endpoint (Streamable HTTP).
     #[arg(long, value_name = "URL", value_parser = like(values::upstream_url), value_hint = ValueHint::Url)]
     upstream: Option<String>,
     /// Configuration file, or `-` for standard input. Other flags override it.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// Reload the configuration when it, or a file that it names, changes, as on SIGHUP.
+    /// Reload the configuration whenever its file, or a file that it names, changes. SIGHUP reloads it in any case.
     #[arg(long, requires = "config")]
     watch: bool,
     /// Address to listen on [default: 127.0.0.1:8808].
@@ -40,36 +40,40 @@ pub struct Args {
     /// Admin listen address, or `off` [default: 127.0.0.1:8809].
     #[arg(long, value_name = "ADDR:PORT|off", value_parser = like(values::admin))]
     admin: Option<String>,
-    /// Host name that clients use, such as that of a container or of a service in a cluster; `*` for any. May be repeated.
-    /// Requests with another name get 403. `localhost` and IP addresses are always allowed.
+    /// Host name by which clients reach the proxy, such as that of a container or of a service in a cluster; `*` for any.
+    /// May be repeated. Requests with another name get 403. `localhost` and IP addresses are always allowed.
     #[arg(long = "host", value_name = "NAME", value_parser = values::host)]
     hosts: Vec<String>,
     /// Threshold: how long a call may run before it becomes a task [default: 5s].
     #[arg(long, value_name = "DURATION", value_parser = like(values::duration))]
     after: Option<String>,
-    /// Which calls become tasks [default: auto].
-    #[arg(long, value_parser = ChoiceParser::new(MODES, like(values::mode)))]
+    /// Which calls become tasks [default: auto]. auto: those that are still running at --after, if their client supports
+    /// tasks. always: the same, at once. required: as auto, and calls of clients without task support are refused.
+    /// never: none. observe: none, but the log and the metrics record which ones would have.
+    #[arg(long, value_name = "MODE", hide_possible_values = true, value_parser = ChoiceParser::new(MODES, like(values::mode)))]
     mode: Option<String>,
-    /// Override for the tools that match a pattern, as in `train_*=always` or `report=auto:1s`. May be repeated; first match
-    /// wins.
+    /// Mode, and threshold if it differs, for the tools that match a pattern, as in `train_*=always` or `report=auto:1s`.
+    /// May be repeated; the first match wins. The mode `deny` hides the tools and refuses their calls.
     #[arg(long = "tool", value_name = "PATTERN=MODE[:AFTER]", value_parser = tool)]
     tools: Vec<ToolOverride>,
-    /// Task store: memory (tasks end with the process), or disk:PATH, a folder that survives restarts [default: memory].
-    #[arg(long, value_name = "STORE", value_parser = ChoiceParser::new(&["memory", "disk:"], like(values::store)))]
+    /// Task store: `memory` (tasks end with the process), or `disk:PATH`, a folder that survives restarts [default: memory].
+    #[arg(long, value_name = "STORE", hide_possible_values = true, value_parser = ChoiceParser::new(&["memory", "disk:"], like(values::store)))]
     store: Option<String>,
     /// Format of the log on standard error [default: text].
     #[arg(long, value_name = "FORMAT", value_parser = ChoiceParser::new(&["text", "json"], like(values::log)))]
     log: Option<String>,
     /// Log level: error, warn, info, debug or trace; or a per-module filter, for example info,deferral::access=warn [default: info].
-    #[arg(long, value_name = "LEVEL", value_parser = ChoiceParser::new(LEVELS, like(values::log_level)))]
+    #[arg(long, value_name = "LEVEL", hide_possible_values = true, value_parser = ChoiceParser::new(LEVELS, like(values::log_level)))]
     log_level: Option<String>,
     /// Maximum number of processes of the stdio server [default: 4]. Clients that declare the same capabilities share one.
     #[arg(long, value_name = "N", value_parser = like(values::instances))]
     instances: Option<String>,
-    /// Allow remote clients to share the stdio server, which cannot tell them apart.
+    /// Allow clients on other machines to share the stdio server, which cannot tell them apart. Without it, and without
+    /// `access.tokens` in a configuration file, the proxy does not start with a --listen address beyond loopback.
     #[arg(long, requires = "command")]
     shared: bool,
-    /// Command that starts a stdio server, with its arguments. It inherits the environment, except DEFERRAL_* variables.
+    /// Command that starts a stdio server, with its arguments. It inherits all environment variables except DEFERRAL_* and
+    /// those from which the configuration reads a secret.
     #[arg(last = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     command: Vec<String>,
     /// The flags that were set by environment variables, which problems name instead of the flag.
@@ -675,7 +679,7 @@ routes:
             VARIABLES.map(|(flag, variable)| (flag.to_owned(), variable.to_owned())).into();
         flags.sort();
         named.sort();
-        assert_eq!(flags, named, "add what is missing to `VARIABLES` and `Args::take`");
+        assert_eq!(flags, named, "add what is missing to `VARIABLES` and `Args::apply_variable`");
     }
 
     #[test]

@@ -8,8 +8,8 @@ pub struct Args {
     /// Show this route only, by its path.
     #[arg(long, value_name = "PATH")]
     route: Option<String>,
-    /// Show this principal only, as the access log shows it: its digits, or the name of its token.
-    #[arg(long, value_name = "CALLER")]
+    /// Show requests of this principal only: the name of its token, or the 16 hex digits by which the access log shows it.
+    #[arg(long, value_name = "PRINCIPAL")]
     caller: Option<String>,
     /// Show matching tools only; `*` matches any characters, `?` one.
     #[arg(long, value_name = "PATTERN")]

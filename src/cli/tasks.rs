@@ -34,22 +34,22 @@ enum TasksCommand {
         /// Maximum number of tasks, up to 1000.
         #[arg(long, value_name = "N", default_value_t = 50)]
         limit: usize,
-        /// Continue an earlier list, which printed this value.
-        #[arg(long, value_name = "PLACE")]
+        /// Continue an earlier list at the position that it printed.
+        #[arg(long, value_name = "POSITION")]
         after: Option<String>,
         #[command(flatten)]
         common: CommonArgs,
     },
     /// Show a task.
     Show {
-        /// Task id, or at least its first 4 digits, as shown by the list, the log or a client.
+        /// Task id (the handle of its client), or at least its first 4 digits, as the list and the log show it.
         task: String,
         #[command(flatten)]
         common: CommonArgs,
     },
     /// Cancel a task, as its client could. Requires the admin token.
     Cancel {
-        /// Task id, or at least its first 4 digits, as shown by the list, the log or a client.
+        /// Task id (the handle of its client), or at least its first 4 digits, as the list and the log show it.
         task: String,
         #[command(flatten)]
         common: CommonArgs,

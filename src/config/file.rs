@@ -47,7 +47,7 @@ pub(super) fn read_config_file(s: &mut SectionReader<'_, '_>, context: LoadConte
             vec![SpannedValue::default_value(DEFAULT_LISTEN.parse().expect("the default is an address"))],
         );
     let admin = s
-        .key("admin", "Admin listen address; or a mapping that also sets a token and TLS; or `off`.")
+        .key("admin", "Admin listen address; or a mapping that also sets a token and TLS; or `off`. The admin listener serves the admin page, health checks and metrics, and the commands `deferral tasks`, `explain`, `report`, `tap` and `ready` connect to it.")
         .read_spanned_or(admin_type(context), Some(operators::AdminKeys::default()));
     let metrics_setting = s
         .key(
@@ -64,7 +64,7 @@ pub(super) fn read_config_file(s: &mut SectionReader<'_, '_>, context: LoadConte
     let public_url = s
         .key(
             "public_url",
-            "Public scheme and host of the proxy, if clients reach it through a load balancer or another proxy.",
+            "Scheme and host by which clients reach the proxy, if a load balancer or another proxy is in front of it, as in `https://mcp.example.com`. The proxy puts it into the OAuth metadata that it sends to clients. If it is set, clients count as being on other machines, even if `listen` is on loopback (`upstream.shared`).",
         )
         .read(url(values::public_url));
     // The proxy is exposed if remote clients can connect, directly or through a reverse proxy on this
@@ -93,30 +93,27 @@ pub(super) fn read_config_file(s: &mut SectionReader<'_, '_>, context: LoadConte
         .with_default("off")
         .read(or_off(json!({ "type": "string", "examples": ["/healthz", "off"] }), values::health));
     let ready = s
-        .key("ready", "Conditions under which `/ready` responds with 200.")
+        .key("ready", "When `/ready` responds with 200. Default: from the start until the stop signal.")
         .read_section("`ready`", read_ready);
     let health = cross_checks::check_health_path(health, &routes, s);
     Config {
         admin,
         metrics,
         store: s
-            .key("store", "Task store: `memory`, lost when the process ends, or a folder that survives restarts, as in `{ disk: ./data }`.")
+            .key("store", "Task store: `memory`, lost when the process ends, or a folder that survives restarts, as in `{ disk: ./tasks }`.")
             .read_or(store(context), StoreConfig::Memory),
         quotas: limits.quotas,
         state_keys: s
             .key(
                 "request_state",
-                "Encryption of `requestState`, which a client sends back when it retries a call with \
-                 input responses. Default: a key generated at start, so states are valid for this process \
-                 only, until it ends.",
+                "Encryption of `requestState`, the value by which a client that retries a call with input responses names that call. Default: a key generated at start; a state is then invalid after a restart.",
             )
             .read_section("`request_state`", |s| read_state_keys(s, context)),
         connections: limits.connections,
         drain: s
             .key(
                 "drain",
-                "Time at shutdown (SIGTERM) for calls in flight to finish, as in `30s`; or a mapping that \
-                 also sets how long new calls are still served, as in `{ notice: 5s, limit: 30s }`.",
+                "Maximum time at shutdown (SIGTERM or Ctrl-C) for calls and tasks in flight to finish, as in `30s`; or a mapping that also sets how long new calls are still served, as in `{ notice: 5s, limit: 30s }`.",
             )
             .read_or(drain(), DEFAULT_DRAIN),
         log: s
@@ -184,9 +181,7 @@ fn read_state_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> V
     let keys = s
         .key(
             "keys",
-            "Keys, each 32 bytes as 64 hex digits or base64. The first encrypts, all decrypt. To rotate: \
-             put the new key first, and remove the old one once `questions.park` has passed. Replicas \
-             need the same keys.",
+            "Keys, each 32 bytes as 64 hex digits or base64. The first encrypts, all decrypt. To rotate: put the new key first, and remove the old one once `questions.park` has passed. With the same keys, replicas recognise the states of each other.",
         )
         .read_required(list(key_source()).non_empty());
     cross_checks::read_state_keys(keys, context, s)
@@ -202,17 +197,15 @@ struct AccessKeys {
 
 /// Reads `access`. `localhost` and IP addresses are always allowed hosts.
 fn read_access(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> AccessKeys {
-    let hosts = s.key("hosts", "Host names that clients may use, or `*` for any. Requests with another `Host` get 403 (protection against DNS rebinding). `localhost` and IP addresses are always allowed.");
+    let hosts = s.key("hosts", "Host names by which clients reach the proxy, or `*` for any. Requests with another `Host` get 403 (protection against DNS rebinding). `localhost` and IP addresses are always allowed.");
     let hosts = hosts.read_list(string(values::host));
-    let origins = s.key("origins", "Origins of web pages that may send requests, in addition to those of the hosts, or `*` for any. Other origins get 403.");
+    let origins = s.key("origins", "Origins of web pages that may send requests, as in `https://app.example.com`, or `*` for any. Pages of the names in `hosts` may always. Other origins get 403.");
     let origins = origins.read_list(string(values::origin));
     let without_spans = |list: Vec<SpannedValue<String>>| list.into_iter().map(|at| at.value).collect();
     let tokens = s
         .key(
             "tokens",
-            "Bearer tokens of clients (`Authorization: Bearer`), each in a file or a variable. The name \
-             of the token is the principal of the request; for rotation, several tokens may have one \
-             name. Requests without a valid token get 401. Default: no token is required.",
+            "Bearer tokens of clients (`Authorization: Bearer`), each in a file or a variable. Requests without a valid token get 401. The name of the token is the principal of the request; several tokens may have one name, for rotation. The token is not forwarded to the server. Default: no token is required.",
         )
         .read(list(token_source()).non_empty());
     AccessKeys {

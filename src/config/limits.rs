@@ -43,16 +43,13 @@ pub(super) fn read_limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
     let clients = s
         .key(
             "connections",
-            "Maximum concurrent client connections. Further ones wait to be accepted. If this is not set and the \
-             process may open too few file descriptors, the limit is a third of them.",
+            "Maximum concurrent client connections. Further ones wait to be accepted. Default: `10000`, or a third of the file descriptors that the process may open, if that is less.",
         )
         .read_spanned_or(count(1), defaults.connections);
     let servers = s
         .key(
             "upstream_connections",
-            "Maximum concurrent connections to servers, of all routes together. Calls that need one more wait, at most \
-             `timeouts.connect`; then `-31006`. If this is not set and the process may open too few file \
-             descriptors, the limit is two thirds of them.",
+            "Maximum concurrent connections to servers, of all routes together. Calls that need one more wait, at most `timeouts.connect`; then `-31006`. Default: `20000`, or two thirds of the file descriptors that the process may open, if that is less.",
         )
         .read_spanned_or(count(1), upstream::DEFAULT_MAX_CONNECTIONS);
     let front = front::ClientLimits {
@@ -95,14 +92,13 @@ fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimi
     upstream::UpstreamLimits {
         sessions: number(
             "sessions",
-            "Maximum sessions of one session pool, which serves one principal and one set of client capabilities. Calls that need one more wait (`limits.queue`).",
+            "Maximum sessions of one session pool. Calls that need one more wait (`limits.queue`).",
             1,
             defaults.sessions,
         ),
         task_sessions: number(
             "task_sessions",
-            "Maximum sessions that tasks use in addition to `limits.sessions`, so that tasks keep no calls waiting. \
-                 Beyond it a task counts as a call.",
+            "Maximum sessions of one session pool that tasks use in addition to `limits.sessions`, so that tasks keep no calls waiting. A further task uses a session of `limits.sessions`, as a call does.",
             0,
             defaults.task_sessions,
         ),
@@ -121,29 +117,26 @@ fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimi
         ),
         identities: number(
             "identities",
-            "Maximum session pools for one server, one for each principal and set of client capabilities. A further one closes the least recently used one.",
+            "Maximum session pools for one server. A further one closes the least recently used one.",
             1,
             defaults.identities,
         ),
         departed: number(
             "departed",
-            "Maximum calls of disconnected legacy clients whose responses are still read, so that the server does \
-                 not take the disconnect for a cancellation. Beyond it the connection to the server is \
-                 closed.",
+            "Maximum calls of disconnected legacy clients that continue at a server over HTTP: the proxy reads their responses to the end. Beyond it the connection to the server is closed, which the server may take for a cancellation.",
             0,
             defaults.departed,
         ),
         client_sessions: number(
             "client_sessions",
-            "Maximum emulated sessions of legacy clients with one stdio server. A further one evicts the least \
-                 recently used idle session; if all are in use, it is refused (`-31006`).",
+            "Maximum sessions of legacy clients with one stdio server. A further one ends the session that has been unused for the longest time; if all are in use, it is refused (`-31006`).",
             1,
             defaults.client_sessions,
         ),
         identity_bytes: s
             .key(
                 "identity_bytes",
-                "Maximum size of the client capabilities and headers that select the session pools of one server, in total. A further pool closes the least recently used one.",
+                "Maximum size of what tells the session pools of one server apart (client capabilities and headers), in total. A further pool closes the least recently used one.",
             )
             .read_or(size(1), defaults.identity_bytes),
         result_bytes: s
@@ -157,7 +150,7 @@ fn read_quotas(s: &mut SectionReader<'_, '_>) -> TaskQuotas {
     let shortest = s
         .key(
             "poll_interval_min",
-            "Shortest `pollIntervalMs` of a task: how often its client is asked to poll.",
+            "Shortest `pollIntervalMs` of a task, which asks its client how often to poll: a tenth of the time since the status of the task changed, within these bounds.",
         )
         .read_spanned_or(positive_duration(), defaults.poll_interval.0);
     let longest = s
@@ -165,24 +158,23 @@ fn read_quotas(s: &mut SectionReader<'_, '_>) -> TaskQuotas {
         .read_spanned_or(positive_duration(), defaults.poll_interval.1);
     cross_checks::check_poll_interval(&shortest, &longest, s);
     TaskQuotas {
-        tasks: s.key("tasks", "Maximum tasks in total, including finished ones within their retention. Beyond it calls stay synchronous.").read_or(count(0), defaults.tasks),
+        tasks: s.key("tasks", "Maximum tasks in total, including finished ones within their retention. Beyond it no further call becomes a task.").read_or(count(0), defaults.tasks),
         tasks_per_principal: s
             .key(
                 "tasks_per_principal",
-                "Maximum tasks of one principal, including finished ones within their retention. Beyond it its calls stay synchronous.",
+                "Maximum tasks of one principal, including finished ones within their retention. Beyond it no further call of this principal becomes a task.",
             )
             .read_or(count(0), defaults.tasks_per_principal),
         stored_bytes: s
             .key(
                 "stored_bytes",
-                "Maximum size of all stored task results together. Beyond it calls stay synchronous, and a result \
-                 that does not fit fails its task (`-31005`).",
+                "Maximum size of all stored task results together. Beyond it no further call becomes a task, and a result that does not fit fails its task (`-31005`).",
             )
             .read_or(size(0), defaults.stored_bytes),
         stored_bytes_per_principal: s
             .key(
                 "stored_bytes_per_principal",
-                "Maximum size of the stored task results of one principal. Beyond it the calls of this principal stay synchronous, and a result that does not fit fails its task (`-31005`).",
+                "Maximum size of the stored task results of one principal. Beyond it no further call of this principal becomes a task, and a result that does not fit fails its task (`-31005`).",
             )
             .read_or(size(0), defaults.stored_bytes_per_principal),
         stored_result_bytes: s
@@ -237,8 +229,7 @@ pub(super) fn read_timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
             ),
             idle_session: time(
                 "idle_session",
-                "Idle time of a legacy client's emulated session with a stdio server. Then the session \
-                 ends, within a minute.",
+                "Maximum time between two requests of a legacy client in its session with a stdio server. Then the session ends, within a minute.",
                 upstream.idle_session,
             ),
         },
@@ -250,12 +241,12 @@ pub(super) fn read_timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
             ),
             read_body: time(
                 "read_body",
-                "Maximum time for a client to send the body of a request. Then it gets 408.",
+                "Maximum time for a client to send the body of a request. Then the request is refused with 408.",
                 front.read_body,
             ),
             idle: time(
                 "idle_connection",
-                "Idle time of a client connection between requests. Then it is closed.",
+                "Maximum time between two requests on a client connection. Then it is closed.",
                 front.idle,
             ),
             write: time(

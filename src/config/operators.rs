@@ -56,9 +56,7 @@ fn read_admin_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> A
     let listen = s.key("listen", "Admin listen address.").read_spanned_or(address, default_address());
     let token = s.key(
         "token",
-        "Admin token (`Authorization: Bearer`), in a file or a variable. Changes require it; so does \
-         reading if `listen` is not on loopback. Default: generated at start and written to a file whose \
-         path is printed (`admin.token` beside the store, else below `$XDG_RUNTIME_DIR/deferral/`).",
+        "Admin token (`Authorization: Bearer`), in a file or a variable. Required for changes and for `/tap`; if `listen` is not on loopback, for everything except `/live` and `/ready`. Default: generated at each start and written to the file `admin.token` in the parent folder of the store, or in `$XDG_RUNTIME_DIR/deferral/` if there is none on disk; the path is printed at start.",
     );
     let token = token.read(admin_token());
     let paths = s.key("tls", "TLS of the admin listener, which then serves HTTPS only. Default: plain HTTP.");

@@ -13,10 +13,13 @@ use serde_json::{Value as Json, json};
 use std::sync::Arc;
 
 /// Reads `rollout`, with its position; `None` if it is absent or invalid.
-pub(super) fn read_rollout(s: &mut SectionReader<'_, '_>) -> Option<SpannedValue<Arc<Rollout>>> {
-    let about = "Share of principals whose calls become tasks, as in `25%`; or a mapping with more \
-                 options. The others are treated as in mode `observe`. Default: `100%`.";
-    match s.key("rollout", about).read(rollout_type()) {
+///
+/// `description` is that of the key.
+pub(super) fn read_rollout(
+    s: &mut SectionReader<'_, '_>,
+    description: &'static str,
+) -> Option<SpannedValue<Arc<Rollout>>> {
+    match s.key("rollout", description).read(rollout_type()) {
         Setting::Valid(SpannedValue { span, value }) => Some(SpannedValue::new(span, Arc::new(value))),
         Setting::Unset | Setting::Invalid => None,
     }
@@ -43,7 +46,7 @@ fn read_rollout_keys(s: &mut SectionReader<'_, '_>) -> Option<Rollout> {
     let written = s
         .key(
             "share",
-            "Share of principals (or of other values of `by`) that is inside, as in `25%` or `0.5%`.",
+            "Share of principals (or of other values of `by`) in the rollout, as in `25%` or `0.5%`.",
         )
         .read_required(text_value(share_schema(), parse_share));
     if written.is_unset() {
@@ -52,17 +55,16 @@ fn read_rollout_keys(s: &mut SectionReader<'_, '_>) -> Option<Rollout> {
     let by = s
         .key(
             "by",
-            "Attribute that decides whether a request is inside: `principal`, `session` (legacy clients only), or `{ header: X-Tenant }`. \
-             Requests without it are outside until the share is 100%.",
+            "Attribute that decides whether a request is in the rollout: `principal`, `session` (legacy clients only), or `{ header: X-Tenant }`. Requests without it are not, unless the share is 100%.",
         )
         .with_default("principal")
         .read(basis_type());
     if let Setting::Valid(SpannedValue { span, value: RolloutBasis::Session }) = &by {
         warn_session(*span, s);
     }
-    let always = s.key("always", "Values of `by` that are inside at any share; `*` matches any characters.");
+    let always = s.key("always", "Values of `by` that are in the rollout whatever the share; `*` matches any characters. A principal is written as the name of its token, the value of its header, or as the access log shows it.");
     let always = always.read_list(pattern());
-    let never = s.key("never", "Values of `by` that are outside at any share. Overrides `always`.");
+    let never = s.key("never", "Values of `by` that are not in the rollout whatever the share, written as those of `always`. Overrides `always`.");
     let never = never.read_list(pattern());
     for name in &always {
         if never.iter().any(|other| other.value == name.value) {

@@ -47,26 +47,26 @@ pub(super) fn read_route(
 ) -> Route {
     let (route_path, upstream_limits) = (read_path(s), limits.upstream);
     let written = s
-        .key("upstream", "The server behind the route: `url` or `command`.")
+        .key("upstream", "The server behind the route: its `url`, or the `command` that starts it.")
         .read_required(mapping("`upstream`", |s| Some(read_upstream(s, context))));
     let timeout = s
         .key(
             "timeout",
-            "Longest duration of a call, including the handshake and the wait for a session. Then it is \
-             cancelled, and it or its task fails with `-31003`. Overrides `timeouts.call`, which is the \
-             default.",
+            "Maximum duration of a call, including the handshake and the wait for a session. Then it is cancelled, and it or its task fails with `-31003`. Default: `timeouts.call`.",
         )
         .read(positive_duration())
         .ok();
     let limits = read_call_limits(
         s,
-        "Concurrent calls of the route's tools at the server, of all principals together. Further calls \
-         wait, principals in turn: at most `limits.queue` of one principal, and at most `timeouts.queue` unless \
-         they have become tasks; then `-31006`. Default: no limit.",
-        "Calls of the route's tools by one principal per minute. A further one is refused (`-31006`, `Retry-After`). Default: no limit.",
+        "Maximum concurrent calls of the route's tools at the server, of all principals together. Further \
+         calls wait, principals in turn: at most `limits.queue` of one principal, and at most \
+         `timeouts.queue` unless they have become tasks; then `-31006`. Default: no limit.",
+        "Maximum calls of the route's tools by one principal per minute. A further one is refused (`-31006`, \
+         `Retry-After`). Default: no limit.",
     );
-    let (defer, route_rollout) =
-        s.key("defer", "When a `tools/call` becomes a task.").read_section("`defer`", read_defer);
+    let (defer, route_rollout) = s
+        .key("defer", "Which `tools/call` requests become tasks, and when.")
+        .read_section("`defer`", read_defer);
     let rules = s
         .key("tools", "Per-tool overrides. First match wins.")
         .read_list(mapping("a tool rule", |s| Some(read_tool_rule(s, defer.mode))));
@@ -90,7 +90,7 @@ pub(super) fn read_route(
     let tickets = s
         .key(
             "tickets",
-            "Tickets, for clients without task support: their model fetches the result of a slow call with a tool of the proxy.",
+            "Details of tickets. A ticket is enabled by `held.ticket`: it is the response to a slow call of a client without task support, a text that tells the model to fetch the result with the tool `deferral_result`. The proxy adds that tool and `deferral_cancel` to the tool list.",
         )
         .read_section("`tickets`", |s| read_tickets(s, has_times));
     let principal = read_principal(s, route_path.as_ref().filter(|_| is_exposed));
@@ -100,10 +100,7 @@ pub(super) fn read_route(
     let forward = s
         .key(
             "forward",
-            "Request headers that select the upstream session in addition to those that do by \
-             default. Needed only for headers that are exempt by default: `User-Agent`, \
-             `Accept-Language`, `X-Request-Id`, trace headers. All headers are forwarded to the server in \
-             any case.",
+            "Request headers that also select the session with the server: requests with different values use different sessions. Needed only for headers that are exempt from this by default: `User-Agent`, `Accept-Language`, `X-Request-Id` and trace headers. Despite the name of this key, all headers are forwarded in any case.",
         )
         .read_list(string(values::forwarded_header));
     let server = cross_checks::check_server(written, is_exposed, context, s);
@@ -118,14 +115,13 @@ pub(super) fn read_route(
         resume: s
             .key(
                 "resume",
-                "Resumption of interrupted SSE responses by legacy clients, if the server sets no event \
-                 ids.",
+                "Resumption of interrupted calls: SSE responses to legacy clients, and calls of the previous process after a restart.",
             )
             .read_section("`resume`", read_resume),
         legacy_tasks: s
             .key(
                 "tasks",
-                "Tasks of revision 2025-11-25, for clients of that revision whose server does not support them.",
+                "Tasks of revision 2025-11-25, which the proxy offers to clients of that revision if the server does not support them.",
             )
             .read_section("`tasks`", read_legacy_tasks),
         wait_policy,
@@ -179,9 +175,7 @@ fn read_principal(
     let principal = s
         .key(
             "principal",
-            "Principal of a request: its `Authorization` header, or a header that a trusted proxy sets. A \
-             task belongs to the principal that made it. With `access.tokens` the principal is the name \
-             of the token.",
+            "What identifies the principal of a request, on whose behalf it is made: `authorization`, the value of its `Authorization` header (a refreshed OAuth token is another principal), or `{ header: NAME }`. With `access.tokens`, the name of the token takes the place of `authorization`; with a header, the principal is the pair of both. Requests without the value are one principal, `anonymous`. Tasks, sessions and quotas belong to a principal.",
         )
         .with_default("authorization")
         .read(principal());
@@ -201,9 +195,13 @@ fn read_defer(s: &mut SectionReader<'_, '_>) -> (DeferPolicy, Option<SpannedValu
         )
         .read_spanned_or(duration(), defaults.retention);
     cross_checks::warn_short_retention("retention", &retention, s);
-    let rollout = rollout::read_rollout(s);
+    let rollout = rollout::read_rollout(
+        s,
+        "Share of principals whose calls become tasks, as in `25%`; or a mapping with more options. The \
+         others are treated as in mode `observe`. Default: `100%`.",
+    );
     let defer = DeferPolicy {
-        mode: s.key("mode", "Which calls become tasks.").read_or(mode(), defaults.mode),
+        mode: s.key("mode", "`auto`: a call that is still running at `after` becomes a task, if its client supports tasks. `always`: it becomes a task at once. `required`: as `auto`, and calls of clients without task support are refused. `never`: no call becomes a task. `observe`: as `never`, but the log and the metrics record which calls would have become tasks.").read_or(mode(), defaults.mode),
         after: s
             .key("after", "Threshold: how long a call may run before it becomes a task.")
             .read_or(duration(), defaults.after),
@@ -223,8 +221,7 @@ fn read_tool_rule(s: &mut SectionReader<'_, '_>, route_mode: Mode) -> Option<Spa
     let mode = s
         .key(
             "mode",
-            "Which calls become tasks, or `deny`: the tool is hidden from `tools/list`, and its calls are \
-             refused like those of an unknown tool. Default: the route's mode.",
+            "As `defer.mode`, or `deny`: the tool is hidden from `tools/list`, and its calls are refused like those of an unknown tool. Default: the route's mode.",
         )
         .read(tool_mode());
     let after = s
@@ -235,30 +232,34 @@ fn read_tool_rule(s: &mut SectionReader<'_, '_>, route_mode: Mode) -> Option<Spa
         "How long a call may run before a client without task support gets a ticket, or `off`. Default: \
          the route's (`held.ticket`).",
     );
-    let rollout = rollout::read_rollout(s);
-    let keys = s.key("keys", "Keys for the input requests of the tool, in order.").read_list(text());
+    let rollout = rollout::read_rollout(
+        s,
+        "Share of principals for whose calls of the tool the mode applies, as in `25%`; or a mapping with \
+         more options. Default: the route's (`defer.rollout`).",
+    );
+    let keys = s.key("keys", "Names of the tool's input requests, in the order in which the tool sends them: the keys of `inputRequests` and `inputResponses`. Default: kind and number, as in `elicitation-1`.").read_list(text());
     let keys = cross_checks::reject_repeated(keys, s, |key| {
         format!("the key `{key}` is listed twice; each input request needs its own")
     });
     let requires = s
         .key(
             "requires",
-            "Capabilities that a client must declare to call the tool, such as `{ sampling: {} }`.",
+            "Capabilities that a client must declare to call the tool, as in `{ sampling: {} }`. Calls of other clients are refused (`-32021`).",
         )
         .read(requires());
     let timeout = s
         .key(
             "timeout",
-            "Longest duration of a call, including the handshake and the wait for a session. Then it is \
-             cancelled, and it or its task fails with `-31003`. Default: the route's.",
+            "Maximum duration of a call, including the handshake and the wait for a session. Then it is cancelled, and it or its task fails with `-31003`. Default: the route's.",
         )
         .read(positive_duration())
         .ok();
     let limits = read_call_limits(
         s,
-        "Concurrent calls of these tools at the server, of all principals together, within the route's \
-         limit. Further calls wait as for the route's limit. Default: the route's limit only.",
-        "Calls of these tools by one principal per minute, within the route's limit. Default: the route's limit only.",
+        "Maximum concurrent calls of these tools at the server, of all principals together, in addition to \
+         the route's limit. Further calls wait as for the route's limit. Default: no limit of their own.",
+        "Maximum calls of these tools by one principal per minute, in addition to the route's limit. Default: \
+         no limit of their own.",
     );
     let Setting::Valid(SpannedValue { span, value: matches }) = matches else { return None };
     let (mode, after, requires) = (mode.ok(), after.ok(), requires.ok().map(Arc::new));
@@ -291,13 +292,11 @@ fn read_input_policy(s: &mut SectionReader<'_, '_>) -> InputPolicy {
         settle: s
             .key(
                 "settle",
-                "How long to wait for further input requests after the first, so that the client gets them together.",
+                "How long the proxy waits for further input requests after the first one, so that the client gets them together.",
             )
             .read_or(duration(), defaults.settle),
         park: s
-            .key("park", "How long an input request waits for its response. Then its call is cancelled. \
-                 With a stdio server it also limits the wait of a task, which then continues without the \
-                 response, because other calls wait for the process.")
+            .key("park", "Maximum time for the client to respond to an input request. Then its call is cancelled. A task of a stdio server continues instead without the response, because other calls wait for the process.")
             .read_or(duration(), defaults.park),
     }
 }
@@ -315,8 +314,7 @@ fn read_legacy_tasks(s: &mut SectionReader<'_, '_>) -> LegacyTaskPolicy {
     let unsolicited = s
         .key(
             "unsolicited",
-            "Clients that get tasks they did not ask for (SEP-2229, draft): `never`, `always`, or a list \
-             of client matches. Clients that do not support this fail.",
+            "Clients of 2025-11-25 whose slow calls become tasks although they did not ask for that (SEP-2229, a draft): `never`, `always`, or a list of client matches. Clients that do not expect it fail.",
         )
         .read_spanned_or(unsolicited(), UnsolicitedSetting::Never);
     LegacyTaskPolicy {
@@ -335,8 +333,7 @@ fn read_legacy_tasks(s: &mut SectionReader<'_, '_>) -> LegacyTaskPolicy {
         is_shared_across_eras: s
             .key(
                 "across_eras",
-                "Let a principal use in one era (modern, legacy) the tasks that it made in the other. \
-                 Never applies to clients without credentials.",
+                "Whether a principal may use the tasks that it made as a modern client as a legacy client too, and the other way round. Never applies to clients without credentials.",
             )
             .read_or(boolean(), defaults.is_shared_across_eras),
         unsolicited: cross_checks::check_unsolicited(unsolicited, s),
@@ -353,15 +350,14 @@ fn read_wait_policy(
     let deadline = s
         .key(
             "deadline",
-            "Longest wait of a client, or `off`. Then it gets an error (`-31003`), and the call is cancelled.",
+            "Maximum wait of a client, or `off`. Then it gets an error (`-31003`), and the call is cancelled.",
         )
         .read_spanned_or(duration_or_off(), defaults.deadline);
     cross_checks::check_deadline(&deadline, defer, tools, call, s);
     let ticket = s
         .key(
             "ticket",
-            "How long a `tools/call` may run before a client without task support gets a ticket, with \
-             which its model fetches the result, or `off`.",
+            "How long a `tools/call` may run before a client without task support gets a ticket (see `tickets`), or `off`. Set it below the timeout of the client.",
         )
         .read_spanned_or(duration_or_off(), defaults.ticket_after);
     cross_checks::check_ticket(&ticket, deadline.value, call, s);
@@ -369,15 +365,13 @@ fn read_wait_policy(
         progress_after: s
             .key(
                 "progress",
-                "Silence after which a client that sent a progress token gets a progress notification, or \
-                 `off`.",
+                "Time without data after which a client that sent a progress token gets a progress notification, or `off`.",
             )
             .read_or(duration_or_off(), defaults.progress_after),
         comment_after: s
             .key(
                 "comments",
-                "Silence after which an SSE comment keeps the connection open. Default: \
-                 `timeouts.keep_alive`.",
+                "Time without data after which the proxy sends an SSE comment, to keep the connection open. Default: `timeouts.keep_alive`.",
             )
             .read(positive_duration())
             .ok()
@@ -393,24 +387,23 @@ fn read_resume(s: &mut SectionReader<'_, '_>) -> ResumePolicy {
         assigns_event_ids: s
             .key(
                 "mint",
-                "Add ids to the events of responses, and buffer them for resumption. Responses in which the server sets ids are not changed.",
+                "Whether the proxy adds ids to the SSE events of responses, and buffers the events, so that clients can resume a broken response. Responses in which the server sets ids are not changed.",
             )
             .read_or(boolean(), defaults.assigns_event_ids),
         keep_for: s
-            .key("keep", "How long a response is buffered after its end.")
+            .key("keep", "How long a response is buffered after its end. Only with `mint`, as `bytes` and `streams`.")
             .read_or(positive_duration(), defaults.keep_for),
         credentials_timeout: s
             .key(
                 "wait",
-                "How long a call of the previous process waits after a restart for its client, whose \
-                 credentials are needed to resume it. Requires a store on disk.",
+                "Maximum time that a call of the previous process waits after a restart for a request of its client, whose credentials are needed to resume it. Then it fails with `-31002`. Requires a store on disk.",
             )
             .read_or(positive_duration(), defaults.credentials_timeout),
         max_bytes: s
-            .key("bytes", "Bytes buffered of one response: the latest.")
+            .key("bytes", "Maximum size of the buffer of one response. Beyond it the oldest events are dropped.")
             .read_or(size(1), defaults.max_bytes),
         max_streams: s
-            .key("streams", "Responses buffered at a time. Further ones get no event ids.")
+            .key("streams", "Maximum number of buffered responses. Further ones get no event ids.")
             .read_or(count(1), defaults.max_streams),
     }
 }

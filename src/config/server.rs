@@ -34,9 +34,7 @@ pub(super) fn read_upstream(
     let shared = s
         .key(
             "shared",
-            "Allow remote clients to share a server that cannot tell them apart: a stdio server, or one \
-             that gets its `Authorization` from `headers`. Each client can then do whatever the server \
-             can do with its files and credentials.",
+            "Whether clients on other machines may share a server that cannot tell them apart: a stdio server, or one that gets an `Authorization` or `Cookie` from `headers`. Each client can then do whatever the server can do with its files and credentials. Without it and without `access.tokens`, such a server with a `listen` address beyond loopback, or a `public_url`, is refused at start.",
         )
         .with_default("false")
         .read(boolean());
@@ -62,15 +60,13 @@ fn read_command_keys(
     let defaults = upstream::ServerCommand::new(Vec::new());
     let env = s.key(
         "env",
-        "Environment variables of the command, in addition to those it inherits: each a string, or a secret (`{ file: PATH }`, `{ env: NAME }`).",
+        "Environment variables of the command, in addition to those it inherits (`inherit_env`): each a string, or a secret (`{ file: PATH }`, `{ env: NAME }`).",
     );
     let env = env.read(variables(context));
     let inherit = s
         .key(
             "inherit_env",
-            "Variables of the proxy's environment that the command inherits: `all`, `safe` (HOME, \
-             LOGNAME, PATH, SHELL, TERM, USER, as MCP SDKs do), or a list of names in addition to the \
-             safe ones.",
+            "Variables of the proxy's environment that the command inherits: `all`, `safe` (HOME, LOGNAME, PATH, SHELL, TERM, USER, as MCP SDKs do), or a list of names in addition to the safe ones. Never inherited: DEFERRAL_* variables, and those from which the configuration reads a secret. A command given as `deferral -- CMD` has `all`.",
         )
         .with_default("safe")
         .read(inherit());
@@ -80,21 +76,19 @@ fn read_command_keys(
         .with_default("lazy")
         .read(start());
     let start_timeout = s
-        .key("start_timeout", "Time for the command to respond to `initialize`.")
+        .key("start_timeout", "Maximum time for the command to respond to `initialize`. Then it is ended, and the calls that wait for it fail with `-31001`.")
         .with_default(&values::show_duration(defaults.start_timeout))
         .read(positive_duration());
     let instances = s
         .key(
             "instances",
-            "Maximum number of processes. Clients that declare the same capabilities share one; `{ per: caller }` \
-             gives each principal its own, for a server that keeps state of one user. Default: 4.",
+            "Maximum number of processes. Clients that declare the same capabilities share one; `{ per: caller }` gives each principal its own, for a server that keeps state of one user. If all are in use, calls wait as for a session (`limits.queue`, `timeouts.queue`). Default: 4.",
         )
         .read(instances());
     let idle = s
         .key(
             "idle",
-            "How long an unused process is kept, checked once a minute, or `off` to keep it until the \
-             proxy ends. An additional process for the same capabilities is kept for 5 minutes at most.",
+            "How long an unused process is kept, or `off` to keep it until the proxy ends. If several processes serve the same capabilities, all but one are kept for 5 minutes at most.",
         )
         .with_default(&defaults.idle.map_or_else(|| "off".to_owned(), values::show_duration))
         .read(duration_or_off());

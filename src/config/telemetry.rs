@@ -105,12 +105,12 @@ fn read_otlp_keys(s: &mut SectionReader<'_, '_>) -> OtlpKeys {
     let headers = headers.read(headers_type());
     let share = s.key(
         "sample",
-        "Share of the traces that begin at the proxy which is recorded, as in `10%`. If the client sends a trace context, its sampling decision applies.",
+        "Share of traces that are recorded, as in `10%`, among those that start at the proxy. For a request with a trace context, the sampling decision of the client applies.",
     );
     let share = share
         .with_default("100%")
         .read(text_value(json!({ "type": "string", "pattern": "^[0-9.]+%$" }), parse_percent));
-    let timeout = s.key("timeout", "Time for one export request.");
+    let timeout = s.key("timeout", "Maximum time for one export request.");
     let timeout = timeout.with_default(&values::show_duration(DEFAULT_TIMEOUT)).read(positive_duration());
     OtlpKeys {
         endpoint: endpoint.ok(),

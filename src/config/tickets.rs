@@ -25,8 +25,7 @@ pub(super) fn read_ticket_after(s: &mut SectionReader<'_, '_>, description: &'st
 pub(super) fn read_tickets(s: &mut SectionReader<'_, '_>, has_times: bool) -> TicketPolicy {
     let holders = s.key(
         "for",
-        "Clients that get tickets, among those without task support. First match wins. Default: all of \
-         them.",
+        "Clients that get tickets, among those without task support. First match wins. Default: all that have received the tool list with `deferral_result`.",
     );
     let holders = holders.read(list(mapping("a ticket client", read_holder)).non_empty());
     if let Setting::Valid(SpannedValue { span, value }) = &holders
@@ -87,9 +86,9 @@ fn read_holder(s: &mut SectionReader<'_, '_>) -> Option<TicketHolder> {
             None
         }
     };
-    let after = s.key("after", "How long a call of this client may run before it gets a ticket, or the time of the route or the tool if that is shorter.");
+    let after = s.key("after", "How long a call of this client may run before it gets a ticket. The shortest of this, the route's `held.ticket` and the tool's `ticket` applies.");
     let after = after.read(positive_duration()).ok();
-    let wait = s.key("wait", "How long one call of `deferral_result` of this client waits for the result.");
+    let wait = s.key("wait", "How long one call of `deferral_result` of this client waits for the result. Default: the route's `tickets.wait`.");
     let wait = wait.read(positive_duration()).ok();
     Some(TicketHolder { client_match: holder_match?, after, result_wait: wait })
 }

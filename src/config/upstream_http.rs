@@ -37,12 +37,13 @@ pub(super) fn read_http_upstream_keys(
 ) -> HttpUpstreamKeys {
     let headers = s.key(
         "headers",
-        "Headers set on every request to the server, replacing the client's: each a string, or a secret \
-         (`{ file: PATH }`, `{ env: NAME }`). With `Authorization` or `Cookie` the server cannot tell \
-         clients apart.",
+        "Headers set on every request to the server, replacing the client's: each a string, or a secret (`{ file: PATH }`, `{ env: NAME }`). With an `Authorization` or `Cookie` here the server cannot tell clients apart (see `shared`).",
     );
     let headers = headers.read(headers_type(context));
-    let tls = s.key("tls", "TLS with the server.");
+    let tls = s.key(
+        "tls",
+        "TLS of connections to the server: its authorities, the proxy's client certificate, the server name.",
+    );
     let tls = tls.read(mapping("`tls`", move |s| read_tls(s, context)));
     let proxy = s.key(
         "proxy",

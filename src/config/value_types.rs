@@ -208,17 +208,16 @@ pub(super) fn store(context: LoadContext<'_>) -> ValueType<'_, StoreConfig> {
 fn read_disk(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<StoreConfig> {
     let folder = context.folder;
     let path = s
-        .key("disk", "Folder for task records, which survive restarts. Created if missing.")
+        .key("disk", "Folder for task records, which survive restarts. Created if missing. Only one process uses it at a time; another one exits with code 2.")
         .read_required(text());
     let key = s
         .key(
             "key",
-            "Key for the digests of principals in the folder: its file, or `{ env: NAME }`. Default: the \
-             folder's name plus `.key`, generated at the first start.",
+            "Key of the store, 32 bytes as 64 hex digits: its file, or `{ env: NAME }`. Principals in the folder are identified by digests made with the key; results are not encrypted. Without the key no stored task could be given to its owner, so a store that has tasks is refused at start. Default: the file `PATH.key` beside the folder, generated at the first start.",
         )
         .read(key_location());
     let max_bytes = s
-        .key("max_bytes", "Size limit of the folder, in bytes. When it is reached, calls stay synchronous. Default: no limit.")
+        .key("max_bytes", "Maximum size of the folder. Beyond it no further call becomes a task. Default: only the task results in it are limited (`limits.stored_bytes`).")
         .read(size(MIN_STORE_BYTES));
     if path.is_unset() {
         s.add_problem(s.span, "`store` names no folder; add `disk`, as in `{ disk: ./data }`");
@@ -257,11 +256,10 @@ pub(super) fn drain() -> ValueType<'static, DrainTimes> {
 fn read_drain_times(s: &mut SectionReader<'_, '_>) -> DrainTimes {
     let notice = s.key(
         "notice",
-        "Time after the stop signal in which new calls are still served, `/ready` responds with 503, and \
-         idle connections are closed. Set it to the time load balancers need to notice.",
+        "Time after the stop signal in which new calls are still served. `/ready` already responds with 503, and idle connections are closed. Set it to the time that load balancers need to notice.",
     );
     let notice = notice.read_or(duration(), DEFAULT_DRAIN.notice);
-    let limit = s.key("limit", "Time for calls in flight to finish, after `notice`. Calls that are still running then end with `-31007`.");
+    let limit = s.key("limit", "Maximum time for calls and tasks in flight to finish, after `notice`. Then they end with `-31007`; tasks in a store on disk whose calls can be resumed are left to the next process.");
     DrainTimes { notice, limit: limit.read_or(duration(), DEFAULT_DRAIN.limit) }
 }
 
@@ -281,12 +279,12 @@ pub(super) fn log() -> ValueType<'static, LogConfig> {
 }
 
 fn read_log_keys(s: &mut SectionReader<'_, '_>) -> LogConfig {
-    let format =
-        s.key("format", "`text` for people, `json` for programs.").read_or(log_format(), LogFormat::Text);
+    let format = s
+        .key("format", "Format: `text` for people, `json` for programs.")
+        .read_or(log_format(), LogFormat::Text);
     let level = s.key(
         "level",
-        "Level: error, warn, info, debug or trace; or a per-module filter, for example \
-         `info,deferral::access=warn`. Default: info. The environment variable DEFERRAL_LOG overrides it.",
+        "Level: error, warn, info, debug or trace; or a per-module filter, as in `info,deferral::access=warn`. Default: info. If the environment variable DEFERRAL_LOG contains a filter, that overrides it.",
     );
     let level = level.read(string(values::log_level)).ok();
     LogConfig { format, level }
@@ -403,7 +401,7 @@ pub(super) fn response_headers() -> ValueType<'static, ResponseHeaders> {
 pub(super) fn principal() -> ValueType<'static, PrincipalSource> {
     let header = mapping("`principal`", |s| {
         let header =
-            s.key("header", "Request header that names the principal.").read_required(string(values::header));
+            s.key("header", "Request header whose value names the principal. Only a trusted proxy in front should be able to set it: a client that reaches the listener directly could choose any value.").read_required(string(values::header));
         if header.is_unset() {
             s.add_problem(s.span, "`principal` names no header; add one, as in `{ header: X-User }`");
         }
@@ -436,10 +434,13 @@ pub(super) fn tool_errors() -> ValueType<'static, bool> {
 
 /// Reads a client match: a header with a given value, or a principal. Unset if none of its keys is written.
 pub(super) fn read_client_match(s: &mut SectionReader<'_, '_>) -> Setting<ClientMatch> {
-    let header = s.key("header", "Header that these clients send.").read(string(values::client_match_header));
+    let header = s
+        .key("header", "Header by which these clients are recognised, together with `value`.")
+        .read(string(values::client_match_header));
     let value = s.key("value", "Value of the header.").read(string(values::header_value));
     let principal = text_value(json!({ "type": "string", "pattern": "^[0-9a-f]{16}$" }), values::principal);
-    let principal = s.key("principal", "Principal, as the access log shows it.").read(principal);
+    let principal =
+        s.key("principal", "Principal, as the access log shows it (16 hex digits).").read(principal);
     let message = match (header, value, principal) {
         (Setting::Unset, Setting::Unset, Setting::Unset) => return Setting::Unset,
         (Setting::Invalid, ..) | (_, Setting::Invalid, _) | (.., Setting::Invalid) => {
@@ -544,7 +545,7 @@ pub(super) fn token_source() -> ValueType<'static, TokenSource> {
         "a token",
         mapping("a token", |s| {
             let name = s
-                .key("name", "Principal of requests with this token, also shown in the log. When a token is rotated, the new one keeps the name.")
+                .key("name", "Principal of requests with this token, shown in the log. When a token is rotated, the new one keeps the name.")
                 .read_required(string(|text| match secret::is_key(text) {
                     true => Err(InvalidValue("must be a name for the token, not the token itself".to_owned())),
                     false => values::token_name(text),
@@ -578,8 +579,8 @@ pub(super) fn read_source(s: &mut SectionReader<'_, '_>, what: &'static str) -> 
     }
     s.require_one_of(&[&["file"], &["env"]]);
     let file = location_type("file", what, |text| Ok(PathBuf::from(text)));
-    let file = s.key("file", "File with the secret.").read(file);
-    let env = s.key("env", "Environment variable with the secret.").read(location_type(
+    let file = s.key("file", "File that contains the secret.").read(file);
+    let env = s.key("env", "Name of the environment variable that contains the secret.").read(location_type(
         "variable",
         what,
         parse_variable_name,

@@ -37,15 +37,13 @@ pub struct AnswerArgs {
     /// May be repeated.
     #[arg(long = "answer", value_name = "KEY=JSON", value_parser = given)]
     answers: Vec<(String, AnswerOption)>,
-    /// Response to every sampling request, as a model would write it.
+    /// Response to every sampling request, as a model would write it: the text, or @ and the name of a file that contains it.
     #[arg(long, value_name = "TEXT|@FILE", value_parser = text_or_file)]
     sampling: Option<String>,
-    /// Directory to return when the server requests roots, as in file:///home/ada. May be
-    /// repeated.
+    /// Directory to return when the server requests roots, as in file:///home/ada. May be repeated.
     #[arg(long = "root", value_name = "URI", value_parser = root)]
     roots: Vec<String>,
-    /// Prompt on standard error and read answers from standard input, even if they are not
-    /// terminals.
+    /// Prompt on standard error and read answers from standard input, even if they are not terminals.
     #[arg(long)]
     ask: bool,
     /// Never prompt, even on a terminal.

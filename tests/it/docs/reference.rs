@@ -8,18 +8,34 @@ use std::fmt::Write;
 const INTRODUCTION: &str = "\
 # Configuration
 
-Every key of the configuration file. `deferral check --schema` prints the same as a JSON Schema for editors. `deferral check FILE` reports every
-problem of a file with line and column. Samples are in [`config/`](../config). Flags of the command line override the file.
+Every key of the configuration file. `deferral check FILE` reports every problem of a file with line and column; `deferral check --schema` prints this list as
+a JSON Schema for editors. Samples are in [`config/`](../config). Flags of the command line override the file.
+
+**Bold** keys are required. Relative paths are relative to the folder of the file. In any value `${NAME}` is an environment variable; if it is not set, the file is
+refused, unless `${NAME:-default}` gives a default. `$${NAME}` is the text `${NAME}` itself.
+
+A reload (SIGHUP, `--watch`) applies all keys except `store`, `log`, `telemetry`, `ready`, `metrics` and the address of `admin`, which need a restart. An invalid
+file changes nothing ([reloading](upgrading.md#reloading-the-configuration)).
 
 | type | written as |
 |---|---|
-| duration | numbers with units: `250ms`, `5s`, `1h30m`, `2d` |
+| duration | numbers with the units `ms`, `s`, `m`, `h`, `d`: `250ms`, `5s`, `1h30m`; `0` for none; at most 366 days |
 | size | bytes, or a number with a unit: `64KiB`, `10MB`, `1GiB` |
-| share | per cent: `25%`, `0.5%` |
-| secret | `{ file: PATH }` or `{ env: NAME }`: where the secret is, never the secret itself |
+| percentage | `25%`, `0.5%` |
+| path | a file, relative to the folder of the configuration file |
+| secret | `{ file: PATH }` or `{ env: NAME }`: the file or the environment variable that contains the secret; never the secret itself |
 
-In any value `${NAME}` is an environment variable, and `${NAME:-default}` sets a default for it. Relative paths are relative to the folder of the file.
-**Bold** keys are required.
+| term | meaning ([glossary](dev/glossary.md)) |
+|---|---|
+| server, upstream | the MCP server behind a route |
+| legacy, modern | revisions of MCP: 2024-11-05 to 2025-11-25, which have sessions; 2026-07-28, which has none. A legacy client, a modern client: one that uses such a revision |
+| principal | the user or application on whose behalf a request is made (`routes[].principal`); tasks and quotas belong to it |
+| session pool | the sessions that the proxy keeps with one server for one principal and one set of client capabilities |
+| input request | a request of the server to its client during a call: elicitation, sampling, roots |
+| task, ticket | how a client with task support, and one without, gets the result of a slow call later |
+
+Codes in the descriptions are those of JSON-RPC errors: `-31001` server not reachable, `-31002` unknown whether the call ran, `-31003` timeout, `-31005` response too
+large, `-31006` limit reached, `-31007` proxy is shutting down, `-32021` client lacks a capability ([errors](errors.md)). Numbers from 400 are HTTP status codes.
 ";
 
 const DURATION: &str = "ms|s|m|h|d";
@@ -57,6 +73,22 @@ fn kinds(schema: &Value) -> Vec<String> {
                 all.push(kind);
             }
         }
+        // The place of a secret may be a path alone.
+        if all == ["string", "secret"] {
+            all[0] = "path".to_owned();
+        }
+        // A number of bytes is a size.
+        if let [number, size] = &mut all[..]
+            && size == "size"
+            && let Some(least) = number.strip_prefix("number from ")
+        {
+            let kib = least.parse::<u64>().expect("a number") >> 10;
+            return vec![match kib {
+                0 => size.clone(),
+                1..1024 => format!("size from {kib}KiB"),
+                _ => format!("size from {}MiB", kib >> 10),
+            }];
+        }
         return all;
     }
     if let Some(words) = schema["enum"].as_array() {
@@ -82,7 +114,7 @@ fn kinds(schema: &Value) -> Vec<String> {
         }
         (Some(pattern), _) if pattern.contains(DURATION) => one("duration"),
         (Some(pattern), _) if pattern.contains(SIZE) => one("size"),
-        (Some(pattern), _) if pattern.ends_with("%$") => one("share"),
+        (Some(pattern), _) if pattern.ends_with("%$") => one("percentage"),
         (Some(pattern), _) if pattern.contains("http") => one("URL"),
         (_, Some("object")) if is_secret(schema) => one("secret"),
         (_, Some("object")) => one("mapping"),
