@@ -1,7 +1,7 @@
 //! Signing in to the admin page: a one-time code, printed on a terminal, is exchanged for a session.
 //!
 //! The code is in the fragment of the link, which browsers do not send; the page posts it once. A code is
-//! valid once, and for [`CODE_LASTS`] after it was issued. The page gets a session token, which it sends as
+//! valid once, and for [`CODE_LIFETIME`] after it was issued. The page gets a session token, which it sends as
 //! `Authorization`, not as a cookie.
 
 use super::gate::hex;
@@ -42,7 +42,7 @@ struct IssuedSecret {
 pub(super) enum CodeError {
     #[error(
         "the code was used already, or is older than {} minutes; sign in with the admin token",
-        CODE_LASTS.as_secs() / 60
+        CODE_LIFETIME.as_secs() / 60
     )]
     InvalidCode,
     #[error("more than {ATTEMPTS} codes were tried within a minute; try again later")]
@@ -53,15 +53,15 @@ pub(super) enum CodeError {
 }
 
 /// Lifetime of a one-time code.
-pub(super) const CODE_LASTS: Duration = Duration::from_secs(10 * 60);
+pub(super) const CODE_LIFETIME: Duration = Duration::from_secs(10 * 60);
 /// Time without a request after which a browser session ends.
-const SESSION_LASTS: Duration = Duration::from_secs(24 * 60 * 60);
+const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Maximum number of browser sessions; a further one ends the least recently used one.
 const SESSIONS: usize = 16;
-/// Maximum number of codes that are tried in [`ATTEMPTS_PER`], by all browsers together.
+/// Maximum number of codes that are tried in [`ATTEMPT_PERIOD`], by all browsers together.
 const ATTEMPTS: u32 = 10;
 /// The period in which attempts are counted.
-const ATTEMPTS_PER: Duration = Duration::from_secs(60);
+const ATTEMPT_PERIOD: Duration = Duration::from_secs(60);
 
 // === impl BrowserSignIn ===
 
@@ -86,7 +86,7 @@ impl BrowserSignIn {
         let mut state = self.state.lock();
         state.count_attempt(now)?;
         let is_valid = |issued: &mut IssuedSecret| {
-            issued.matches(code.as_bytes()) && issued.is_younger_than(now, CODE_LASTS)
+            issued.matches(code.as_bytes()) && issued.is_younger_than(now, CODE_LIFETIME)
         };
         if state.code.take_if(is_valid).is_none() {
             return Err(CodeError::InvalidCode);
@@ -103,7 +103,7 @@ impl BrowserSignIn {
     pub(super) fn touch_session(&self, token: &[u8]) -> bool {
         let now = self.clock.now();
         let mut state = self.state.lock();
-        state.sessions.retain(|session| session.is_younger_than(now, SESSION_LASTS));
+        state.sessions.retain(|session| session.is_younger_than(now, SESSION_IDLE_TIMEOUT));
         let Some(index) = state.sessions.iter().position(|session| session.matches(token)) else {
             return false;
         };
@@ -125,9 +125,9 @@ impl BrowserSignIn {
 impl SignInState {
     fn count_attempt(&mut self, now: Instant) -> Result<(), CodeError> {
         let (window_start, count) =
-            self.attempts.filter(|(since, _)| now < *since + ATTEMPTS_PER).unwrap_or((now, 0));
+            self.attempts.filter(|(since, _)| now < *since + ATTEMPT_PERIOD).unwrap_or((now, 0));
         if count >= ATTEMPTS {
-            return Err(CodeError::TooManyAttempts { wait: window_start + ATTEMPTS_PER - now });
+            return Err(CodeError::TooManyAttempts { wait: window_start + ATTEMPT_PERIOD - now });
         }
         self.attempts = Some((window_start, count + 1));
         Ok(())
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(sign_in.redeem(&code), Err(CodeError::InvalidCode), "once");
         let (old, new) = (sign_in.issue_code(), sign_in.issue_code());
         assert_eq!(sign_in.redeem(&old), Err(CodeError::InvalidCode), "the newest only");
-        advance(CODE_LASTS).await;
+        advance(CODE_LIFETIME).await;
         assert_eq!(sign_in.redeem(&new), Err(CodeError::InvalidCode), "it is too old");
     }
 
@@ -203,12 +203,12 @@ mod tests {
             sign_in.redeem(&code).expect("it is right")
         };
         let token = begin();
-        advance(SESSION_LASTS - Duration::from_secs(1)).await;
+        advance(SESSION_IDLE_TIMEOUT - Duration::from_secs(1)).await;
         assert!(sign_in.touch_session(token.as_bytes()), "it is used by this");
-        advance(SESSION_LASTS - Duration::from_secs(1)).await;
+        advance(SESSION_IDLE_TIMEOUT - Duration::from_secs(1)).await;
         assert!(sign_in.touch_session(token.as_bytes()));
         for _ in 0..SESSIONS {
-            advance(ATTEMPTS_PER).await;
+            advance(ATTEMPT_PERIOD).await;
             begin();
         }
         assert!(!sign_in.touch_session(token.as_bytes()), "the one used longest ago made room");
@@ -216,12 +216,12 @@ mod tests {
         sign_in.clear();
         assert!(!sign_in.touch_session(token.as_bytes()));
         let token = begin_after(&sign_in).await;
-        advance(SESSION_LASTS).await;
+        advance(SESSION_IDLE_TIMEOUT).await;
         assert!(!sign_in.touch_session(token.as_bytes()));
     }
 
     async fn begin_after(sign_in: &BrowserSignIn) -> String {
-        advance(ATTEMPTS_PER).await;
+        advance(ATTEMPT_PERIOD).await;
         let code = sign_in.issue_code();
         sign_in.redeem(&code).expect("it is right")
     }

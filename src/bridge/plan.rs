@@ -98,8 +98,9 @@ pub fn plan_legacy(call: &LegacyToolCall<'_>, policy: &ToolPolicy) -> Plan {
         return Plan::Refuse(denied_error(call.tool));
     }
     if call.accepts_unsolicited && !policy.mode.makes_tasks() {
-        // A receiver that accepts unsolicited tasks ignores `params.task` with any contents (SEP-2229, draft,
-        // *Task Support and Handling*); so the parameter is removed.
+        // To such a client the proxy is a server with unsolicited tasks, which ignores `params.task` whatever it
+        // contains (SEP-2229, draft, *Task Support and Handling*). The parameter is removed, because not every
+        // server ignores it.
         let has_no_task_param = matches!(call.task_param, Ok(None));
         return if has_no_task_param { Plan::Relay } else { Plan::RelayWithoutTask };
     }

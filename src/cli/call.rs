@@ -53,7 +53,7 @@ pub struct Args {
     /// Print the result as JSON, as it was received.
     #[arg(long)]
     json: bool,
-    /// Cancel the call and give up after this time, which includes the time for answering input requests.
+    /// Cancel the call and give up after this time, which includes the time for answering input requests [default: no limit].
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     timeout: Option<Duration>,
     #[command(flatten)]

@@ -150,9 +150,9 @@ impl TaskExplanation {
             "ticket" => format!(
                 "the client does not support tasks, and the call reached the time of `ticket`: after {after}, {rule}"
             ),
-            "departure" => format!(
-                "the client disconnected before the response, which was promised to it: mode {mode}, {rule}"
-            ),
+            "departure" => {
+                format!("the client, which expected a response, disconnected before it: mode {mode}, {rule}")
+            }
             "stop" => "the proxy was shutting down, so that its successor could resume the call".to_owned(),
             other => format!("trigger {other}: mode {mode}, {rule}"),
         }
@@ -172,7 +172,7 @@ impl HistoryItem {
             "tool_failed" => "result of the tool, marked as an error",
             "failed" => "the call failed with an error",
             "cancelled" => "cancelled",
-            "omitted" => "(changes that were not recorded)",
+            "omitted" => "(further changes, which were not recorded)",
             other => other,
         };
         match self.times {

@@ -82,9 +82,9 @@ enum CliCommand {
     Ready(ready::Args),
     /// List, show or cancel tasks of a running proxy.
     Tasks(tasks::Args),
-    /// Show why a call became a task, the matching rule, and its history.
+    /// Show why a call became a task, which rule matched, and the history of the task.
     Explain(explain::Args),
-    /// Show live traffic of a running proxy.
+    /// Show live traffic of a running proxy. Requires the admin token.
     Tap(tap::Args),
     /// Check or back up a store on disk.
     Store(store::Args),

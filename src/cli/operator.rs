@@ -11,7 +11,7 @@ pub struct AdminArgs {
     /// URL of the proxy's admin listener (`admin` in its configuration).
     #[arg(long, value_name = "URL", default_value = DEFAULT, value_hint = ValueHint::Url)]
     admin: Uri,
-    /// File that contains the admin token. Default: the environment variable DEFERRAL_ADMIN_TOKEN contains it; without the variable, on the proxy's own machine, the file to which the proxy wrote its token at start.
+    /// File that contains the admin token. Without this flag, the token is the value of DEFERRAL_ADMIN_TOKEN, or is read from the file that a proxy of the same user on this machine wrote at start.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     token_file: Option<PathBuf>,
 }

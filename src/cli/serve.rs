@@ -28,7 +28,8 @@ pub struct Args {
     /// URL of the server behind the proxy: its MCP endpoint (Streamable HTTP).
     #[arg(long, value_name = "URL", value_parser = like(values::upstream_url), value_hint = ValueHint::Url)]
     upstream: Option<String>,
-    /// Configuration file, or `-` for standard input. Other flags override it.
+    /// Configuration file, or `-` for standard input. Other flags override its keys; those about calls and the server need
+    /// a file with a single route. A file with routes cannot be combined with --upstream or a command.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
     /// Reload the configuration whenever its file, or a file that it names, changes. SIGHUP reloads it in any case.
@@ -47,8 +48,8 @@ pub struct Args {
     /// Threshold: how long a call may run before it becomes a task [default: 5s].
     #[arg(long, value_name = "DURATION", value_parser = like(values::duration))]
     after: Option<String>,
-    /// Which calls become tasks [default: auto]. auto: those that are still running at --after, if their client supports
-    /// tasks. always: the same, at once. required: as auto, and calls of clients without task support are refused.
+    /// Which calls become tasks [default: auto]. auto: calls of clients with task support that are still running at
+    /// --after. always: every call of these clients, at once. required: as auto, and calls of other clients are refused.
     /// never: none. observe: none, but the log and the metrics record which ones would have.
     #[arg(long, value_name = "MODE", hide_possible_values = true, value_parser = ChoiceParser::new(MODES, like(values::mode)))]
     mode: Option<String>,
@@ -69,7 +70,8 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = like(values::instances))]
     instances: Option<String>,
     /// Allow clients on other machines to share the stdio server, which cannot tell them apart. Without it, and without
-    /// `access.tokens` in a configuration file, the proxy does not start with a --listen address beyond loopback.
+    /// `access.tokens` in a configuration file, a proxy in front of a stdio server does not start with a --listen address
+    /// beyond loopback.
     #[arg(long, requires = "command")]
     shared: bool,
     /// Command that starts a stdio server, with its arguments. It inherits all environment variables except DEFERRAL_* and
@@ -105,7 +107,7 @@ const VARIABLES: [(&str, &str); 14] = [
 /// The note on environment variables in `--help`.
 pub const VARIABLES_HELP: &str = "\
 Every flag of `serve` is also an environment variable: --log-level is DEFERRAL_LOG_LEVEL, --listen is DEFERRAL_LISTEN. \
-A flag overrides its variable, and a variable overrides the configuration file. Separate several values of DEFERRAL_HOST \
+A flag overrides its variable, and a variable overrides the configuration file. (A filter in DEFERRAL_LOG overrides every level.) Separate several values of DEFERRAL_HOST \
 and DEFERRAL_TOOL by commas.";
 
 /// A tool rule of `--tool`, as texts that have been validated.

@@ -13,13 +13,13 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum StoreCommand {
-    /// Read a whole store and report its contents; exits with 2 if something is lost.
+    /// Read a whole store, in use or not, and report its contents; exits with 2 if something is lost.
     Check {
         /// Folder of the store.
         #[arg(value_hint = ValueHint::DirPath)]
         path: PathBuf,
     },
-    /// Copy a store to a new folder, which can be used as a store. The key is not copied.
+    /// Copy a store, in use or not, to a new folder, which can be used as a store. The key is not copied.
     Backup {
         /// Folder of the store.
         #[arg(value_hint = ValueHint::DirPath)]

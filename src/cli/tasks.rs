@@ -291,7 +291,7 @@ impl TaskDetails {
             let state = if *is_held {
                 "running in this process"
             } else {
-                "running in no process any more; it ends soon"
+                "its process has ended; the task will fail soon"
             };
             add("call", &format!("{state}; {clients}"));
         }

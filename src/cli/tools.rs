@@ -24,7 +24,7 @@ pub struct Args {
     /// Print the tools as JSON, as they were received.
     #[arg(long)]
     json: bool,
-    /// Give up after this time.
+    /// Give up after this time [default: no limit].
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     timeout: Option<Duration>,
 }

@@ -24,7 +24,7 @@ pub enum Error {
     Busy(String),
     #[error("the input responses were refused: {0}")]
     Refused(String),
-    #[error("the server refused to cancel it: {0}")]
+    #[error("the server refused to cancel the call: {0}")]
     NotCancelled(String),
     #[error("the server refused to list its tools: {0}")]
     ListRefused(String),

@@ -64,7 +64,7 @@ pub(super) fn read_config_file(s: &mut SectionReader<'_, '_>, context: LoadConte
     let public_url = s
         .key(
             "public_url",
-            "Scheme and host by which clients reach the proxy, if a load balancer or another proxy is in front of it, as in `https://mcp.example.com`. The proxy puts it into the OAuth metadata that it sends to clients. If it is set, clients count as being on other machines, even if `listen` is on loopback (`upstream.shared`).",
+            "Scheme and host by which clients reach the proxy, if a load balancer or another proxy is in front of it, as in `https://mcp.example.com`. The proxy puts it into the OAuth metadata that it sends to clients; default there: the `Host` of each request. If it is set, clients count as being on other machines, even if `listen` is on loopback (`upstream.shared`). If requests arrive with this host in `Host`, it must also be listed in `access.hosts`.",
         )
         .read(url(values::public_url));
     // The proxy is exposed if remote clients can connect, directly or through a reverse proxy on this
@@ -170,9 +170,7 @@ pub(super) fn read_tls(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) 
 fn read_ready(s: &mut SectionReader<'_, '_>) -> ReadinessConfig {
     let upstream = s.key(
         "upstream",
-        "`required`: `/ready` responds with 503 while the server of a route is known to be unreachable; a \
-         server that has not been called yet, or was unreachable, is probed every 5 s. `ignored`: servers \
-         do not affect `/ready`.",
+        "`required`: `/ready` responds with 503 while the server of a route is known to be unreachable; a server that has not been called yet, or was unreachable, is probed every 5 s by a handshake (a stdio server is started for it). Before the result of the first probe `/ready` responds with 200. `ignored`: servers do not affect `/ready`.",
     );
     ReadinessConfig { needs_servers: upstream.read_or(required(), false) }
 }
@@ -181,7 +179,7 @@ fn read_state_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> V
     let keys = s
         .key(
             "keys",
-            "Keys, each 32 bytes as 64 hex digits or base64. The first encrypts, all decrypt. To rotate: put the new key first, and remove the old one once `questions.park` has passed. With the same keys, replicas recognise the states of each other.",
+            "Keys, each 32 bytes as 64 hex digits or base64. The first encrypts, all decrypt. To rotate: put the new key first, and remove the old one once `questions.park` has passed. Replicas with the same keys recognise each other's states; the retry must nevertheless reach the replica that has the call, and gets an error elsewhere.",
         )
         .read_required(list(key_source()).non_empty());
     cross_checks::read_state_keys(keys, context, s)
@@ -199,7 +197,7 @@ struct AccessKeys {
 fn read_access(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> AccessKeys {
     let hosts = s.key("hosts", "Host names by which clients reach the proxy, or `*` for any. Requests with another `Host` get 403 (protection against DNS rebinding). `localhost` and IP addresses are always allowed.");
     let hosts = hosts.read_list(string(values::host));
-    let origins = s.key("origins", "Origins of web pages that may send requests, as in `https://app.example.com`, or `*` for any. Pages of the names in `hosts` may always. Other origins get 403.");
+    let origins = s.key("origins", "Origins of web pages that may send requests, as in `https://app.example.com`, or `*` for any. Always allowed are pages of the names in `hosts` (not by its `*`), of `localhost`, and of loopback addresses. Other origins get 403. Requests without `Origin` do not come from web pages and are not affected.");
     let origins = origins.read_list(string(values::origin));
     let without_spans = |list: Vec<SpannedValue<String>>| list.into_iter().map(|at| at.value).collect();
     let tokens = s

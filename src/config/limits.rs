@@ -55,7 +55,7 @@ pub(super) fn read_limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
     let front = front::ClientLimits {
         body_memory: cross_checks::check_body_memory(&body_bytes, &body_memory, s),
         body_bytes: body_bytes.value,
-        // The buffer of the HTTP parser is never smaller.
+        // The minimum is the smallest buffer that the HTTP parser can have.
         header_bytes: s
             .key("header_bytes", "Maximum size of a request head. A larger one gets 431.")
             .read_or(size(8 << 10), defaults.header_bytes),
@@ -70,7 +70,7 @@ pub(super) fn read_limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
             )
             .read_or(count(1), defaults.pending_connections),
         calls: s
-            .key("calls", "Maximum calls in flight, not counting tasks. Further ones get 503.")
+            .key("calls", "Maximum requests of clients in flight, not counting tasks. Further ones get 503.")
             .read_or(count(1), defaults.calls),
         streams: s
             .key("streams", "Maximum concurrent streams of one HTTP/2 connection. The client queues further requests.")
@@ -98,7 +98,7 @@ fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimi
         ),
         task_sessions: number(
             "task_sessions",
-            "Maximum sessions of one session pool that tasks use in addition to `limits.sessions`, so that tasks keep no calls waiting. A further task uses a session of `limits.sessions`, as a call does.",
+            "Maximum sessions of one session pool that tasks use in addition to `limits.sessions`, so that tasks do not delay calls. A further task uses a session of `limits.sessions`, as a call does.",
             0,
             defaults.task_sessions,
         ),
@@ -117,7 +117,7 @@ fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimi
         ),
         identities: number(
             "identities",
-            "Maximum session pools for one server. A further one closes the least recently used one.",
+            "Maximum session pools for one server. For a further one the pool that has been unused for the longest time is closed; pools in use are not closed, so the number can be exceeded.",
             1,
             defaults.identities,
         ),
@@ -136,7 +136,7 @@ fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimi
         identity_bytes: s
             .key(
                 "identity_bytes",
-                "Maximum size of what tells the session pools of one server apart (client capabilities and headers), in total. A further pool closes the least recently used one.",
+                "Maximum size of what tells the session pools of one server apart (client capabilities and headers), in total. For a further pool the one that has been unused for the longest time is closed.",
             )
             .read_or(size(1), defaults.identity_bytes),
         result_bytes: s
@@ -150,7 +150,7 @@ fn read_quotas(s: &mut SectionReader<'_, '_>) -> TaskQuotas {
     let shortest = s
         .key(
             "poll_interval_min",
-            "Shortest `pollIntervalMs` of a task, which asks its client how often to poll: a tenth of the time since the status of the task changed, within these bounds.",
+            "Shortest `pollIntervalMs` of a task, which tells its client how often to poll. It is a tenth of the time since the status of the task changed, within these bounds.",
         )
         .read_spanned_or(positive_duration(), defaults.poll_interval.0);
     let longest = s
@@ -208,17 +208,17 @@ pub(super) fn read_timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
             ),
             first_byte: time(
                 "first_byte",
-                "Maximum time to the first byte of a server's response to a request other than a call, such as a list. Then the request fails with `-31003`.",
+                "Maximum time to the first byte of a server's response to any request other than `tools/call`, `prompts/get` and `resources/read`, such as a list. Then the request fails with `-31003`.",
                 upstream.first_byte,
             ),
             idle: time(
                 "idle",
-                "Maximum time between two bytes of a server's response to a request other than a call. Then the request fails with `-31003`.",
+                "Maximum time between two bytes of a server's response to any request other than `tools/call`, `prompts/get` and `resources/read`. Then the request fails with `-31003`.",
                 upstream.idle,
             ),
             call: time(
                 "call",
-                "Maximum duration of a call. Then it is cancelled and fails with `-31003`.",
+                "Maximum duration of a `tools/call`, `prompts/get` or `resources/read`. Then it is cancelled and fails with `-31003`.",
                 upstream.call,
             ),
             queue: time(
@@ -258,7 +258,7 @@ pub(super) fn read_timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
         },
         keep_alive: time(
             "keep_alive",
-            "Time without data on a response after which the proxy sends an SSE comment to keep the connection open.",
+            "Time without data on a response after which the proxy sends an SSE comment, to keep the connection open.",
             WaitPolicy::default().comment_after,
         ),
     }

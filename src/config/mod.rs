@@ -262,7 +262,8 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, Problems> {
     Ok(parse_overlaid(Some(path.to_owned()), Some(text), |_, _| {}, false, &Environment::from_process())?.0)
 }
 
-/// Checks a configuration in a text, as [`check`] does with a file, and with the given environment variables.
+/// Checks a configuration in a text, as [`check`] does with a file, with the given environment variables. The
+/// problems beside the configuration are its warnings.
 ///
 /// # Errors
 /// All problems of the text.

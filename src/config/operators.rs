@@ -53,10 +53,10 @@ pub(super) fn admin_type(context: LoadContext<'_>) -> ValueType<'_, Option<Admin
 fn read_admin_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> AdminKeys {
     let address = text_value(json!({ "type": "string", "examples": [DEFAULT_ADMIN] }), values::address)
         .show_with(|address| address.to_string().into());
-    let listen = s.key("listen", "Admin listen address.").read_spanned_or(address, default_address());
+    let listen = s.key("listen", "Admin listen address. On an address beyond loopback `tls` and `token` are required; without them the configuration is refused.").read_spanned_or(address, default_address());
     let token = s.key(
         "token",
-        "Admin token (`Authorization: Bearer`), in a file or a variable. Required for changes and for `/tap`; if `listen` is not on loopback, for everything except `/live` and `/ready`. Default: generated at each start and written to the file `admin.token` in the parent folder of the store, or in `$XDG_RUNTIME_DIR/deferral/` if there is none on disk; the path is printed at start.",
+        "Admin token (`Authorization: Bearer`), in a file or a variable. Requests need it for changes and for `/tap`; if `listen` is beyond loopback, for everything except `/live` and `/ready`. Default: generated at each start and written to the file `admin.token` in the parent folder of the store, or, without a store on disk, in `$XDG_RUNTIME_DIR/deferral/`.",
     );
     let token = token.read(admin_token());
     let paths = s.key("tls", "TLS of the admin listener, which then serves HTTPS only. Default: plain HTTP.");

@@ -59,8 +59,9 @@ pub(super) fn read_route(
     let limits = read_call_limits(
         s,
         "Maximum concurrent calls of the route's tools at the server, of all principals together. Further \
-         calls wait, principals in turn: at most `limits.queue` of one principal, and at most \
-         `timeouts.queue` unless they have become tasks; then `-31006`. Default: no limit.",
+         calls wait, and are served in turn by principal. At most `limits.queue` calls of one principal wait, \
+         each at most `timeouts.queue` unless it has become a task; others fail with `-31006`. Default: no \
+         limit.",
         "Maximum calls of the route's tools by one principal per minute. A further one is refused (`-31006`, \
          `Retry-After`). Default: no limit.",
     );
@@ -90,7 +91,7 @@ pub(super) fn read_route(
     let tickets = s
         .key(
             "tickets",
-            "Details of tickets. A ticket is enabled by `held.ticket`: it is the response to a slow call of a client without task support, a text that tells the model to fetch the result with the tool `deferral_result`. The proxy adds that tool and `deferral_cancel` to the tool list.",
+            "Details of tickets. A ticket is enabled by `held.ticket`, by the `ticket` of a tool, or by an `after` below. It is the response to a slow call without task support: a text that tells the model to fetch the result with the tool `deferral_result`. Where tickets are enabled, the proxy adds that tool and `deferral_cancel` to the tool list.",
         )
         .read_section("`tickets`", |s| read_tickets(s, has_times));
     let principal = read_principal(s, route_path.as_ref().filter(|_| is_exposed));
@@ -100,7 +101,7 @@ pub(super) fn read_route(
     let forward = s
         .key(
             "forward",
-            "Request headers that also select the session with the server: requests with different values use different sessions. Needed only for headers that are exempt from this by default: `User-Agent`, `Accept-Language`, `X-Request-Id` and trace headers. Despite the name of this key, all headers are forwarded in any case.",
+            "Request headers that also select the session with the server: requests with different values use different sessions. All other headers do this by default, except those that differ from request to request: `User-Agent`, `Accept-Language`, `Forwarded`, `X-Forwarded-*`, request ids such as `X-Request-Id`, and trace headers such as `traceparent`. List one of these only if the server tells clients apart by it. (Whether a header is forwarded to the server does not depend on this key.)",
         )
         .read_list(string(values::forwarded_header));
     let server = cross_checks::check_server(written, is_exposed, context, s);
@@ -160,7 +161,11 @@ pub(super) fn read_route(
 
 /// Reads the path of a route; `None` if it is invalid.
 fn read_path(s: &mut SectionReader<'_, '_>) -> Option<SpannedValue<String>> {
-    match s.key("path", "Path that clients use.").with_default(DEFAULT_PATH).read(path()) {
+    match s
+        .key("path", "Exact path that clients use; each route has its own.")
+        .with_default(DEFAULT_PATH)
+        .read(path())
+    {
         Setting::Valid(path) => Some(path),
         Setting::Unset => Some(SpannedValue::new(s.span, DEFAULT_PATH.to_owned())),
         Setting::Invalid => None,
@@ -201,7 +206,7 @@ fn read_defer(s: &mut SectionReader<'_, '_>) -> (DeferPolicy, Option<SpannedValu
          others are treated as in mode `observe`. Default: `100%`.",
     );
     let defer = DeferPolicy {
-        mode: s.key("mode", "`auto`: a call that is still running at `after` becomes a task, if its client supports tasks. `always`: it becomes a task at once. `required`: as `auto`, and calls of clients without task support are refused. `never`: no call becomes a task. `observe`: as `never`, but the log and the metrics record which calls would have become tasks.").read_or(mode(), defaults.mode),
+        mode: s.key("mode", "`auto`: a call that is still running at `after` becomes a task, if it has task support. `always`: a call with task support becomes a task at once. `required`: as `auto`, and calls without task support are refused (`-32021`, legacy: `-32601`). `never`: no call becomes a task. `observe`: as `never`, but the log and the metrics record which calls would have become tasks. Only `auto` and `always` give tickets.").read_or(mode(), defaults.mode),
         after: s
             .key("after", "Threshold: how long a call may run before it becomes a task.")
             .read_or(duration(), defaults.after),
@@ -229,8 +234,8 @@ fn read_tool_rule(s: &mut SectionReader<'_, '_>, route_mode: Mode) -> Option<Spa
         .read(duration());
     let ticket = ticket_after(
         s,
-        "How long a call may run before a client without task support gets a ticket, or `off`. Default: \
-         the route's (`held.ticket`).",
+        "How long a call of these tools may run before a client without task support gets a ticket, or `off`. \
+         Default: the route's (`held.ticket`).",
     );
     let rollout = rollout::read_rollout(
         s,
@@ -327,13 +332,13 @@ fn read_legacy_tasks(s: &mut SectionReader<'_, '_>) -> LegacyTaskPolicy {
             )
             .read_or(tool_errors(), defaults.completes_on_tool_error),
         immediate_response: s
-            .key("immediate_response", "Text for the model to continue with while a task is working.")
+            .key("immediate_response", "Text for the model to continue with while a task is working, which the proxy adds to the response with the handle (`_meta`, `io.modelcontextprotocol/model-immediate-response`). Default: none.")
             .read(text())
             .ok(),
         is_shared_across_eras: s
             .key(
                 "across_eras",
-                "Whether a principal may use the tasks that it made as a modern client as a legacy client too, and the other way round. Never applies to clients without credentials.",
+                "Whether a principal's modern clients may use the tasks that its legacy clients made, and the other way round. Never applies to clients without credentials.",
             )
             .read_or(boolean(), defaults.is_shared_across_eras),
         unsolicited: cross_checks::check_unsolicited(unsolicited, s),
@@ -357,7 +362,7 @@ fn read_wait_policy(
     let ticket = s
         .key(
             "ticket",
-            "How long a `tools/call` may run before a client without task support gets a ticket (see `tickets`), or `off`. Set it below the timeout of the client.",
+            "How long a `tools/call` without task support may run before its client gets a ticket (see `tickets`), or `off`. Set it below the timeout of the client.",
         )
         .read_spanned_or(duration_or_off(), defaults.ticket_after);
     cross_checks::check_ticket(&ticket, deadline.value, call, s);
@@ -365,13 +370,13 @@ fn read_wait_policy(
         progress_after: s
             .key(
                 "progress",
-                "Time without data after which a client that sent a progress token gets a progress notification, or `off`.",
+                "Time without a message of the server after which a client that sent a progress token gets a progress notification, or `off`.",
             )
             .read_or(duration_or_off(), defaults.progress_after),
         comment_after: s
             .key(
                 "comments",
-                "Time without data after which the proxy sends an SSE comment, to keep the connection open. Default: `timeouts.keep_alive`.",
+                "Time without data of the server after which the proxy sends an SSE comment, to keep the connection open. Default: `timeouts.keep_alive`.",
             )
             .read(positive_duration())
             .ok()
@@ -391,7 +396,7 @@ fn read_resume(s: &mut SectionReader<'_, '_>) -> ResumePolicy {
             )
             .read_or(boolean(), defaults.assigns_event_ids),
         keep_for: s
-            .key("keep", "How long a response is buffered after its end. Only with `mint`, as `bytes` and `streams`.")
+            .key("keep", "How long a response is buffered after its end. Like `bytes` and `streams`, it has an effect only with `mint: true`.")
             .read_or(positive_duration(), defaults.keep_for),
         credentials_timeout: s
             .key(

@@ -27,14 +27,14 @@ pub(super) fn read_upstream(
     s.require_one_of(&[&["url"], &["command"]]);
     let url = s.key("url", "MCP endpoint of the server, over Streamable HTTP.").read(server_url());
     let words = s
-        .key("command", "Command that starts a stdio server, with its arguments.")
+        .key("command", "Command that starts a stdio server, with its arguments. Relative paths among the arguments are relative to `cwd`.")
         .read(list(argument()).non_empty());
     let mut written_keys = Vec::new();
     let command_settings = read_command_keys(s, context, &mut written_keys);
     let shared = s
         .key(
             "shared",
-            "Whether clients on other machines may share a server that cannot tell them apart: a stdio server, or one that gets an `Authorization` or `Cookie` from `headers`. Each client can then do whatever the server can do with its files and credentials. Without it and without `access.tokens`, such a server with a `listen` address beyond loopback, or a `public_url`, is refused at start.",
+            "Whether clients on other machines may share a server that cannot tell them apart: a stdio server, or one that gets an `Authorization` or `Cookie` from `headers`. Each client can then do whatever the server can do with its files and credentials. Without it and without `access.tokens`, the configuration of such a server is refused if `listen` is beyond loopback or `public_url` is set.",
         )
         .with_default("false")
         .read(boolean());
@@ -72,7 +72,7 @@ fn read_command_keys(
         .read(inherit());
     let cwd = s.key("cwd", "Working directory of the command, relative to the folder of this file. Default: that of the proxy.").read(text());
     let start = s
-        .key("start", "When the command is started: `lazy`, with the first call, or `eager`, with the proxy.")
+        .key("start", "When the command is started: `lazy`, with the first request that needs it, or `eager`, with the proxy.")
         .with_default("lazy")
         .read(start());
     let start_timeout = s
@@ -82,7 +82,7 @@ fn read_command_keys(
     let instances = s
         .key(
             "instances",
-            "Maximum number of processes. Clients that declare the same capabilities share one; `{ per: caller }` gives each principal its own, for a server that keeps state of one user. If all are in use, calls wait as for a session (`limits.queue`, `timeouts.queue`). Default: 4.",
+            "Maximum number of processes. Clients that declare the same capabilities share one; `{ per: caller }` gives each principal its own, at most 64, for a server that keeps state of one user. For a further one an unused process is ended; if none is unused, the client shares a process whose clients declare at least its capabilities, or waits (`limits.queue`, `timeouts.queue`). Default: 4.",
         )
         .read(instances());
     let idle = s

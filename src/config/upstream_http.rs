@@ -47,9 +47,7 @@ pub(super) fn read_http_upstream_keys(
     let tls = tls.read(mapping("`tls`", move |s| read_tls(s, context)));
     let proxy = s.key(
         "proxy",
-        "HTTP proxy for connections to the server, or `off`: a CONNECT tunnel for `https://`, plain \
-         requests for `http://`. Default: the environment variables HTTPS_PROXY, HTTP_PROXY, ALL_PROXY \
-         and NO_PROXY.",
+        "HTTP proxy for connections to the server (a CONNECT tunnel for `https://`, plain requests for `http://`), or `off`. Default: the environment variables HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.",
     );
     let proxy = proxy.read(proxy_type());
     let forwarded = s.key(

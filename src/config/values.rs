@@ -264,7 +264,7 @@ fn has_port(authority: &str) -> bool {
 /// The same as for [`upstream_url`]; a path or query is invalid as well.
 pub fn public_url(text: &str) -> Result<Uri> {
     let uri = upstream_url(text).map_err(|InvalidValue(text)| {
-        InvalidValue(text.replace("a URL this proxy can call", "a public URL"))
+        InvalidValue(text.replace("a URL that the proxy can call", "a public URL"))
     })?;
     match uri.path_and_query().map(http::uri::PathAndQuery::as_str) {
         None | Some("/") => Ok(uri),
@@ -667,6 +667,10 @@ mod tests {
         }
         assert!(public_url("https://mcp.example.com").is_ok());
         assert!(public_url("https://mcp.example.com/x").unwrap_err().0.contains("has a path"));
+        for text in ["mcp.example.com", "ftp://mcp.example.com", "https://a@mcp.example.com", "http://"] {
+            let InvalidValue(message) = public_url(text).unwrap_err();
+            assert!(message.starts_with(&format!("`{text}` is not a public URL; ")), "{message}");
+        }
     }
 
     #[test]

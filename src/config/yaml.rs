@@ -26,7 +26,7 @@ pub struct Node {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum NodeValue {
-    /// A scalar. `plain` is set for unquoted text, which YAML may read as a number, a boolean or null.
+    /// A scalar. `is_plain` is set for unquoted text, which YAML may read as a number, a boolean or null.
     Scalar {
         text: String,
         is_plain: bool,

@@ -106,7 +106,7 @@ fn booking_result(response: InputOutcome) -> (String, bool) {
     };
     match response["action"].as_str() {
         Some("accept") => {}
-        Some("decline") => return ("Nothing was booked, as you wished.".to_owned(), false),
+        Some("decline") => return ("Nothing was booked.".to_owned(), false),
         _ => return ("Nothing was booked.".to_owned(), false),
     }
     let content = &response["content"];
@@ -145,7 +145,7 @@ mod tests {
                 "This is not a date and a number of people.",
                 true,
             ),
-            (json!({ "action": "decline" }), "Nothing was booked, as you wished.", false),
+            (json!({ "action": "decline" }), "Nothing was booked.", false),
             (json!({ "action": "cancel" }), "Nothing was booked.", false),
         ] {
             assert_eq!(booking_result(Ok(answer)), (words.to_owned(), is_error));

@@ -96,7 +96,7 @@ pub struct SessionTag([u8; 8]);
 // === impl LegacyPost ===
 
 impl LegacyPost {
-    /// Reads the messages of a body. Checks that the server does itself are omitted.
+    /// Reads the messages of a body. Omits the checks that the server makes itself.
     ///
     /// # Errors
     /// [`FrameError`] if any part of the body is not a message.

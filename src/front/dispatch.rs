@@ -371,7 +371,10 @@ impl BodyContent {
                 }
             };
         }
-        messages.next().expect("what is no batch is one").map_or_else(Self::Unreadable, Self::One)
+        messages
+            .next()
+            .expect("a body without a batch has one message")
+            .map_or_else(Self::Unreadable, Self::One)
     }
 
     /// Returns the body's single message, as 2026-07-28 requires (*Streamable HTTP, Sending Messages*).

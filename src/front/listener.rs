@@ -364,11 +364,11 @@ impl<S: FrontStack> ConnectionTask<S> {
     /// Begins with a TLS handshake.
     async fn serve_tls(&self, stream: WriteTimeoutStream<NetworkStream>, tls: TlsAcceptor) {
         let handshake = Box::pin(timeout(self.front.timeouts.read_headers, tls.accept(stream)));
-        let handshaken = tokio::select! {
+        let handshake_result = tokio::select! {
             _ = self.close_trigger.triggered() => return,
-            shaken = handshake => shaken,
+            result = handshake => result,
         };
-        match handshaken {
+        match handshake_result {
             Ok(Ok(stream)) => {
                 let negotiated = negotiated_version(&stream);
                 self.serve_http(stream, negotiated, true).await;
@@ -417,25 +417,25 @@ impl<S: FrontStack> ConnectionTask<S> {
                 // requests.
                 let trigger = pin!(self.close_trigger.triggered());
                 let closing = PollOnWake::new(trigger);
-                let ended = tokio::select! {
-                    ended = &mut http_connection => ended,
-                    due = closing => {
+                let result = tokio::select! {
+                    result = &mut http_connection => result,
+                    reason = closing => {
                         // No request was answered yet, and hyper would wait for the rest of the first one.
-                        if due == CloseReason::Requested && !activity.has_completed_request() && activity.waiting_since().is_some() {
+                        if reason == CloseReason::Requested && !activity.has_completed_request() && activity.waiting_since().is_some() {
                             return;
                         }
                         Pin::new(&mut http_connection).graceful_shutdown();
                         loop {
                             match timeout(CLOSE_TIMEOUT, &mut http_connection).await {
-                                Ok(ended) => break ended,
-                                // The next request is incomplete, and another connection needs the permit.
-                                Err(_elapsed) if due == CloseReason::Requested && connection.is_reading_head() => return,
+                                Ok(result) => break result,
+                                // The next request is incomplete, and another connection may need the permit.
+                                Err(_elapsed) if reason == CloseReason::Requested && connection.is_reading_head() => return,
                                 Err(_elapsed) => {}
                             }
                         }
                     }
                 };
-                if let Err(error) = ended {
+                if let Err(error) = result {
                     self.record_limit(&error, || http_connection.into_parts().read_buf);
                 }
             }
@@ -486,7 +486,7 @@ impl<S: FrontStack> ConnectionTask<S> {
             pin!(builder.serve_connection(RefusedStreamCounter::new(io, self.peer), Http2Service(service)));
         let reason = tokio::select! {
             _ = http_connection.as_mut() => return,
-            due = self.close_trigger.triggered() => due,
+            reason = self.close_trigger.triggered() => reason,
             // hyper has this timeout over HTTP/1 alone, and over HTTP/2 any frame counts as activity.
             () = activity.wait_idle(self.front.timeouts.idle, &*self.front.clock) => {
                 Limit::IdleConnection.record_hit();
@@ -502,8 +502,8 @@ impl<S: FrontStack> ConnectionTask<S> {
         http_connection.as_mut().graceful_shutdown();
         let is_waiting = || match reason {
             CloseReason::Shutdown => activity.idle_since().is_some(),
-            // Another connection needs the permit, and a client that is still sending a request has had time
-            // enough.
+            // An incomplete request does not delay a requested close beyond `CLOSE_TIMEOUT`: its client has had
+            // time enough, and another connection may need the permit.
             CloseReason::Requested => activity.waiting_since().is_some(),
         };
         // The connection's close is not waited for; its requests are.

@@ -68,7 +68,7 @@ enum BodyKind {
     Whole(Option<(BodyChunk, AccessSummary)>),
     Events(EventStream),
     /// A server's messages to a legacy client; `None` after the last.
-    Passed(Option<BodyStream>),
+    Relayed(Option<BodyStream>),
 }
 
 /// Error of a relayed body: the server's response was cut off, so hyper cuts off the relayed one.
@@ -207,7 +207,7 @@ impl FrontBody {
 
     /// Creates a body of a server's relayed messages.
     pub(super) fn relayed(pieces: BodyStream, entry: AccessEntry) -> Self {
-        Self { kind: BodyKind::Passed(Some(pieces)), entry }
+        Self { kind: BodyKind::Relayed(Some(pieces)), entry }
     }
 }
 
@@ -227,7 +227,7 @@ impl HttpBody for FrontBody {
                 chunk
             }),
             KindPinned::Events(events) => ready!(events.poll_chunk(this.entry, cx)),
-            KindPinned::Passed(pieces) => ready!(poll_piece(pieces, this.entry, cx))?,
+            KindPinned::Relayed(pieces) => ready!(poll_piece(pieces, this.entry, cx))?,
         };
         Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
     }
@@ -237,7 +237,7 @@ impl HttpBody for FrontBody {
             BodyKind::Empty => true,
             BodyKind::Whole(whole) => whole.is_none(),
             BodyKind::Events(events) => events.items.is_none(),
-            BodyKind::Passed(pieces) => pieces.is_none(),
+            BodyKind::Relayed(pieces) => pieces.is_none(),
         }
     }
 
@@ -248,7 +248,7 @@ impl HttpBody for FrontBody {
                 SizeHint::with_exact(whole.as_ref().map_or(0, |(chunk, _)| chunk.remaining() as u64))
             }
             // The length of a relayed body is in the headers, where the server gave one.
-            BodyKind::Events(_) | BodyKind::Passed(_) => SizeHint::default(),
+            BodyKind::Events(_) | BodyKind::Relayed(_) => SizeHint::default(),
         }
     }
 }

@@ -54,10 +54,11 @@ struct ThrottleWindow {
     event: String,
 }
 
-/// The number of suppressed lines of one kind and route.
+/// How many lines from one place in the source, about one route or task, were suppressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SuppressedLines {
-    /// The field `event` of the lines.
+    /// The field `event` of the lines. Lines from another place in the source are counted separately, even if
+    /// they have the same event.
     pub event: String,
     /// The route or the task of the lines; empty if they have none.
     pub scope: String,

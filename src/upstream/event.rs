@@ -114,7 +114,7 @@ impl ServerRequest {
 
 impl fmt::Debug for InputRequired {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TurnedOver").field("asked", &self.requests).finish_non_exhaustive()
+        f.debug_struct("InputRequired").field("requests", &self.requests).finish_non_exhaustive()
     }
 }
 
@@ -134,6 +134,6 @@ impl PendingServerRequest {
 
 impl fmt::Debug for PendingServerRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Question").field("asked", &self.request).finish_non_exhaustive()
+        f.debug_struct("PendingServerRequest").field("request", &self.request).finish_non_exhaustive()
     }
 }

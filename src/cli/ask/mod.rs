@@ -35,13 +35,13 @@ use terminal::Terminal;
 pub struct AnswerArgs {
     /// Response to the input request with this key: the content of a form, a whole response, or accept, decline or cancel.
     /// May be repeated.
-    #[arg(long = "answer", value_name = "KEY=JSON", value_parser = given)]
+    #[arg(long = "answer", value_name = "KEY=JSON", value_parser = parse_answer)]
     answers: Vec<(String, AnswerOption)>,
     /// Response to every sampling request, as a model would write it: the text, or @ and the name of a file that contains it.
-    #[arg(long, value_name = "TEXT|@FILE", value_parser = text_or_file)]
+    #[arg(long, value_name = "TEXT|@FILE", value_parser = parse_text_or_file)]
     sampling: Option<String>,
     /// Directory to return when the server requests roots, as in file:///home/ada. May be repeated.
-    #[arg(long = "root", value_name = "URI", value_parser = root)]
+    #[arg(long = "root", value_name = "URI", value_parser = parse_root)]
     roots: Vec<String>,
     /// Prompt on standard error and read answers from standard input, even if they are not terminals.
     #[arg(long)]
@@ -81,7 +81,7 @@ pub struct InputResponder {
 /// Error of input requests that cannot be answered, so that the call cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ResponderError {
-    #[error("the server requests input, and no answers are available{}", list(.0))]
+    #[error("the server requests input, and no answers are available{}", describe_requests(.0))]
     NoAnswers(Vec<RequestedInput>),
     #[error("the response to `{key}` is not valid: {source}")]
     InvalidResponse { key: String, source: elicit::InvalidAnswer },
@@ -216,7 +216,7 @@ impl AnswerOption {
 }
 
 /// Lists the input requests, and how to respond to them.
-fn list(requests: &[RequestedInput]) -> String {
+fn describe_requests(requests: &[RequestedInput]) -> String {
     let line = |request: &RequestedInput| {
         let message = request.message().map(|message| format!(": {message}")).unwrap_or_default();
         format!("\n{}", to_single_line(&format!("{} ({}){message}", request.key, request.method)))
@@ -226,7 +226,7 @@ fn list(requests: &[RequestedInput]) -> String {
 }
 
 /// Parses `KEY=JSON`, the value of `--answer`.
-fn given(text: &str) -> Result<(String, AnswerOption), InvalidValue> {
+fn parse_answer(text: &str) -> Result<(String, AnswerOption), InvalidValue> {
     let hint = "write KEY=JSON, as in 'elicitation-1={\"name\":\"Ada\"}' or elicitation-1=decline";
     let Some((key, answer)) = text.split_once('=').filter(|(key, _)| !key.is_empty()) else {
         return Err(InvalidValue(format!("`{text}` has no key; {hint}")));
@@ -242,7 +242,7 @@ fn given(text: &str) -> Result<(String, AnswerOption), InvalidValue> {
 }
 
 /// Parses a text, or `@` and the name of a file with the text.
-fn text_or_file(text: &str) -> Result<String, InvalidValue> {
+fn parse_text_or_file(text: &str) -> Result<String, InvalidValue> {
     let Some(path) = text.strip_prefix('@') else { return Ok(text.to_owned()) };
     fs::read_to_string(path)
         .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
@@ -250,7 +250,7 @@ fn text_or_file(text: &str) -> Result<String, InvalidValue> {
 }
 
 /// Parses a root, which is a file URI (2026-07-28, *Roots, Data Types*).
-fn root(text: &str) -> Result<String, InvalidValue> {
+fn parse_root(text: &str) -> Result<String, InvalidValue> {
     let invalid = |hint: String| Err(InvalidValue(format!("`{text}` is not a file URI; {hint}")));
     match text.strip_prefix("file://") {
         Some(path) if path.starts_with('/') && !path.contains(char::is_whitespace) => Ok(text.to_owned()),
@@ -399,19 +399,26 @@ mod tests {
 
     #[test]
     fn options_are_checked_when_typed() {
-        assert_eq!(given("k=decline"), Ok(("k".into(), AnswerOption::Action("decline".into()))));
-        assert_eq!(given(r#"k={"a":"="}"#), Ok(("k".into(), AnswerOption::Object(r#"{"a":"="}"#.into()))));
+        assert_eq!(parse_answer("k=decline"), Ok(("k".into(), AnswerOption::Action("decline".into()))));
+        assert_eq!(
+            parse_answer(r#"k={"a":"="}"#),
+            Ok(("k".into(), AnswerOption::Object(r#"{"a":"="}"#.into())))
+        );
         for wrong in ["k", "={}", "k=", "k=[1]", "k=yes", "k={"] {
-            assert!(given(wrong).is_err(), "{wrong}");
+            assert!(parse_answer(wrong).is_err(), "{wrong}");
         }
         assert_eq!(
-            root("/home/a b").unwrap_err().0,
+            parse_root("/home/a b").unwrap_err().0,
             "`/home/a b` is not a file URI; did you mean `file:///home/a%20b`?"
         );
-        assert!(root("file:///a").is_ok() && root("https://a/").is_err() && root("file://a").is_err());
+        assert!(
+            parse_root("file:///a").is_ok()
+                && parse_root("https://a/").is_err()
+                && parse_root("file://a").is_err()
+        );
         assert_eq!(file_uri(Path::new("/home/a b/ü")).as_deref(), Some("file:///home/a%20b/%C3%BC"));
         assert_eq!(file_uri(Path::new("a")), None);
-        assert_eq!(text_or_file("a@b").as_deref(), Ok("a@b"));
-        assert!(text_or_file("@no/such").unwrap_err().0.contains("cannot read `no/such`"));
+        assert_eq!(parse_text_or_file("a@b").as_deref(), Ok("a@b"));
+        assert!(parse_text_or_file("@no/such").unwrap_err().0.contains("cannot read `no/such`"));
     }
 }

@@ -6,7 +6,7 @@
 use super::{
     ResponderError,
     form::{self, FormField},
-    root,
+    parse_root,
     terminal::{InputClosed, Terminal},
 };
 use crate::{
@@ -307,7 +307,7 @@ async fn ask_roots(terminal: &mut Terminal, current_dir: Option<&str>) -> Result
             }
             SKIP if default.is_some() => break,
             DECLINE | CANCEL => return Err(ResponderError::Declined),
-            typed => match root(typed) {
+            typed => match parse_root(typed) {
                 Ok(uri) => roots.push(uri),
                 Err(wrong) => terminal.print_line(&format!("  {wrong}")),
             },

@@ -24,7 +24,7 @@ use std::{
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Log of a proxy to read instead of querying a running one, or `-` for standard input.
+    /// Log of a proxy (text or JSON, level info) to read instead of querying a running one, or `-` for standard input.
     #[arg(value_name = "LOGFILE", value_hint = ValueHint::FilePath, conflicts_with = "admin")]
     log: Option<PathBuf>,
     #[command(flatten)]

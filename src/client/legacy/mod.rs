@@ -178,7 +178,7 @@ impl LegacySession {
         match mem::take(&mut self.active_call) {
             ActiveCall::Idle => Ok(()),
             ActiveCall::Call(id) => {
-                let params = json!({ "requestId": id, "reason": "the user gave it up" });
+                let params = json!({ "requestId": id, "reason": "cancelled by the user" });
                 let notification =
                     json!({ "jsonrpc": "2.0", "method": Method::Cancelled.as_str(), "params": params });
                 self.streams.transport.send(notification.to_string()).await
@@ -210,9 +210,9 @@ impl LegacySession {
     ) -> Result<JsonRpcResponse, Error> {
         loop {
             match self.streams.next().await {
-                StreamEvent::Answer { id: response_id, answer } if response_id == id => return answer,
+                StreamEvent::Response { id: response_id, response } if response_id == id => return response,
                 // This response is to a request that is no longer waited for.
-                StreamEvent::Answer { .. } => {}
+                StreamEvent::Response { .. } => {}
                 StreamEvent::Message(frame) => drop(self.handle_message(&frame, on_step)),
             }
         }
@@ -227,8 +227,8 @@ impl LegacySession {
                 return Ok(CallTurn::InputRequired(requests));
             }
             let outcome = match self.streams.next().await {
-                StreamEvent::Answer { id: response_id, answer } if response_id == id => answer,
-                StreamEvent::Answer { .. } => continue,
+                StreamEvent::Response { id: response_id, response } if response_id == id => response,
+                StreamEvent::Response { .. } => continue,
                 StreamEvent::Message(frame) => {
                     drop(self.handle_message(&frame, on_step));
                     continue;

@@ -44,7 +44,7 @@ pub(super) struct StreamReaders {
 /// An event of the session.
 pub(super) enum StreamEvent {
     /// The outcome of a request.
-    Answer { id: u64, answer: Result<JsonRpcResponse, Error> },
+    Response { id: u64, response: Result<JsonRpcResponse, Error> },
     /// A message that is not the response to a request of the client.
     Message(Frame),
 }
@@ -62,6 +62,7 @@ pub(super) struct PendingStream(oneshot::Receiver<()>);
 // === impl StreamReaders ===
 
 impl StreamReaders {
+    /// Creates the streams of a session; none is open yet.
     pub(super) fn new(transport: SessionTransport) -> Self {
         let (sender, events) = mpsc::channel(MAX_QUEUED);
         Self { transport, readers: JoinSet::new(), events, sender }
@@ -71,8 +72,8 @@ impl StreamReaders {
     pub(super) fn request(&mut self, id: u64, request: String) {
         let (transport, sender) = (self.transport.clone(), self.sender.clone());
         self.spawn(async move {
-            let answer = post_and_read(transport, id, request, &sender).await;
-            let _ = sender.send(ReaderEvent::Stream(StreamEvent::Answer { id, answer })).await;
+            let response = post_and_read(transport, id, request, &sender).await;
+            let _ = sender.send(ReaderEvent::Stream(StreamEvent::Response { id, response })).await;
         });
     }
 

@@ -106,18 +106,18 @@ impl LegacySession {
                 && (followed.result_request.is_none() || !followed.task.status.is_ended());
             tokio::select! {
                 event = self.streams.next() => match event {
-                    StreamEvent::Answer { id, answer } if followed.result_request == Some(id) => {
+                    StreamEvent::Response { id, response } if followed.result_request == Some(id) => {
                         followed.result_request = None;
-                        followed.outcome = followed.check_reached(answer, on_step)?;
+                        followed.outcome = followed.check_reached(response, on_step)?;
                     }
-                    StreamEvent::Answer { id, answer } if followed.poll_request == Some(id) => {
+                    StreamEvent::Response { id, response } if followed.poll_request == Some(id) => {
                         followed.poll_request = None;
-                        if let Some(ending) = followed.handle_poll(answer, on_step)? {
+                        if let Some(ending) = followed.handle_poll(response, on_step)? {
                             return Ok(ending.into());
                         }
                         followed.poll_timer = Box::pin(sleep(followed.task.poll_delay()));
                     }
-                    StreamEvent::Answer { .. } => {}
+                    StreamEvent::Response { .. } => {}
                     StreamEvent::Message(frame) => {
                         if let Some(shown) = self.handle_message(&frame, on_step) {
                             followed.update(shown, on_step);

@@ -261,7 +261,8 @@ impl OpenRequests {
         }
     }
 
-    /// Closes a request that cannot be sent to the client, and sends the server this JSON-RPC error.
+    /// Closes a request that cannot be sent to the client, and logs the refusal. A server that waits for the
+    /// response gets this JSON-RPC error.
     pub(super) fn refuse(&mut self, input: InputNumber, code: i64, reason: &str) {
         if let Some(open) = self.close(input) {
             open.refuse(&self.route, code, reason);
@@ -333,7 +334,7 @@ impl OpenRequest {
         }
     }
 
-    /// Sends the server this JSON-RPC error as the response, and logs the refusal.
+    /// Logs the refusal. A server that waits for the response gets this JSON-RPC error.
     pub(super) fn refuse(self, route: &str, code: i64, reason: &str) {
         self.metric.close_uncounted(InputRequestOutcome::Refused);
         if let Some(method) = self.request.method() {

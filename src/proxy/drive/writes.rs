@@ -108,7 +108,8 @@ impl CallDriver {
                 Ok(UpdateOutcome::Applied { .. }) => {}
                 // The input request was answered before the removal, or the task has ended.
                 Ok(UpdateOutcome::Refused(_) | UpdateOutcome::Unknown) => self.queue_delivered(vec![key]),
-                // The proxy is shutting down. The record may contain a response, or receive one.
+                // The proxy is shutting down. The client may have answered the cancelled input request, or may still do
+                // so: the next process must not send that response to the server.
                 Err(_) => self.keep_withdrawal(key),
             },
             // If the removal was not applied, the input request was answered before and the response is in

@@ -210,7 +210,8 @@ pub(super) fn method_not_served(call: &Call) -> CallReply {
     error_reply(call, refusal.status, &refusal.error, RequestOutcome::Refused)
 }
 
-/// The reply to a call that needs the tasks extension, whose client did not declare the extension.
+/// Refuses a request about tasks (`tasks/*`, or a subscription to tasks) from a client that has not declared
+/// the tasks extension.
 pub(super) fn tasks_required_refusal(call: &Call) -> CallReply {
     refuse(call, StatusCode::BAD_REQUEST, &plan::tasks_required_error())
 }

@@ -98,7 +98,9 @@ pub(super) enum ChangeOutcome {
     Stored,
     /// The record has another version, or does not exist.
     Conflict,
+    /// The orphans, which this process owns from now on.
     Orphans(Vec<OrphanTask>),
+    /// The bytes are reserved for a result.
     Reserved(ByteReservation),
 }
 

@@ -152,7 +152,7 @@ pub fn missing_ticket_result(name: &str) -> Value {
     json!({ "content": [{ "type": "text", "text": text }], "isError": true })
 }
 
-/// Finds the placeholders in a text: lower-case letters in braces, such as `{tool}`.
+/// Returns the placeholders in a text, with their braces: lower-case letters in braces, such as `{tool}`.
 pub fn find_placeholders(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {

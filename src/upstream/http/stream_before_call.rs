@@ -84,7 +84,7 @@ impl StreamOrder {
         let (sessions, session) = (self.sessions.clone(), session.clone());
         Some(Box::pin(async move {
             if timeout(OPENING_WAIT, settled.cancelled()).await.is_err() {
-                // End the wait of other calls as well.
+                // The stream has not been opened in time: end the wait of the session's other calls as well.
                 settle(&sessions, &session, &settled);
             }
         }))

@@ -162,7 +162,7 @@ async fn open_tunnel(
         }
         // A TLS server sends nothing first.
         _ if !read.is_empty() => {
-            Err(format!("what it sent behind its answer is not of a tunnel to {target}"))
+            Err(format!("it sent data after its response, before the tunnel to {target} was used"))
         }
         _ => Ok(stream),
     }

@@ -201,7 +201,7 @@ fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String
 impl fmt::Debug for UpstreamTls {
     /// Omits the contents of the files.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls")
+        f.debug_struct("UpstreamTls")
             .field("authorities", &self.authorities.as_ref().map(Vec::len))
             .field("has_identity", &self.identity.is_some())
             .field("name", &self.server_name)

@@ -346,7 +346,9 @@ impl InFlightCall {
     /// [`CallError::Invalid`] if there are too many.
     fn note_request(&mut self, id: &RequestId) -> Result<(), CallError> {
         if self.requests.len() >= MAX_OPEN_REQUESTS {
-            let why = format!("it asked more than {MAX_OPEN_REQUESTS} questions at a time in one call");
+            let why = format!(
+                "the server sent more than {MAX_OPEN_REQUESTS} input requests at a time during one call"
+            );
             return Err(CallError::Invalid(why));
         }
         self.requests.push(id.detached());

@@ -383,7 +383,8 @@ impl<W: Transport> CallExchange<W> {
                                 self.stage = CallStage::AnsweredOffStream(handle);
                             }
                             if is_unanswerable {
-                                let why = "it took the request without a response".to_owned();
+                                let why =
+                                    "the server accepted the request (202) and sent no response".to_owned();
                                 return self.fail(CallError::Invalid(why));
                             }
                             None

@@ -245,8 +245,8 @@ impl OutboundMessage {
     /// Description for log messages.
     pub(super) fn describe(&self) -> &'static str {
         match self {
-            Self::Response { .. } => "the answer to a question",
-            Self::BestEffort { .. } => "the answer to a request",
+            Self::Response { .. } => "the response to an input request",
+            Self::BestEffort { .. } => "the response to a request",
             Self::Cancel => "a cancellation",
         }
     }

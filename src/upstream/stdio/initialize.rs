@@ -65,8 +65,7 @@ pub(super) async fn initialize(
         let Some(frame) = next_message(output).await else {
             let _ = timeout(STATUS, child.state().wait_ended()).await;
             let end_reason = child.state().end_reason();
-            let reason =
-                format!("its process did not answer `initialize`, and is not there any more: {end_reason}");
+            let reason = format!("its process ended before it answered `initialize`: {end_reason}");
             return Err(CallError::Unreachable(reason));
         };
         match request.read_reply(&frame) {

@@ -148,7 +148,7 @@ fn tls_settings_are_read_and_their_problems_have_their_place() {
     )
     .expect("it is right");
     let tls = format!("{:?}", config.routes[0].upstream.tls.as_ref().expect("it is written"));
-    assert!(tls.starts_with("Tls { authorities: Some(1), has_identity: true, name: Some("), "{tls}");
+    assert!(tls.starts_with("UpstreamTls { authorities: Some(1), has_identity: true, name: Some("), "{tls}");
     for (tls, wrong) in [
         (
             "{ ca: none.pem }",

@@ -11,7 +11,7 @@ const INTRODUCTION: &str = "\
 Every key of the configuration file. `deferral check FILE` reports every problem of a file with line and column; `deferral check --schema` prints this list as
 a JSON Schema for editors. Samples are in [`config/`](../config). Flags of the command line override the file.
 
-**Bold** keys are required. Relative paths are relative to the folder of the file. In any value `${NAME}` is an environment variable; if it is not set, the file is
+**Bold** keys are required. Relative paths in keys are relative to the folder of the file. In any value `${NAME}` is an environment variable; if it is not set, the file is
 refused, unless `${NAME:-default}` gives a default. `$${NAME}` is the text `${NAME}` itself.
 
 A reload (SIGHUP, `--watch`) applies all keys except `store`, `log`, `telemetry`, `ready`, `metrics` and the address of `admin`, which need a restart. An invalid
@@ -19,10 +19,10 @@ file changes nothing ([reloading](upgrading.md#reloading-the-configuration)).
 
 | type | written as |
 |---|---|
-| duration | numbers with the units `ms`, `s`, `m`, `h`, `d`: `250ms`, `5s`, `1h30m`; `0` for none; at most 366 days |
+| duration | numbers with the units `ms`, `s`, `m`, `h`, `d`: `250ms`, `5s`, `1h30m`; at most 366 days. `0` is no time, not the absence of a limit |
 | size | bytes, or a number with a unit: `64KiB`, `10MB`, `1GiB` |
 | percentage | `25%`, `0.5%` |
-| path | a file, relative to the folder of the configuration file |
+| path | a file |
 | secret | `{ file: PATH }` or `{ env: NAME }`: the file or the environment variable that contains the secret; never the secret itself |
 
 | term | meaning ([glossary](dev/glossary.md)) |
@@ -30,12 +30,14 @@ file changes nothing ([reloading](upgrading.md#reloading-the-configuration)).
 | server, upstream | the MCP server behind a route |
 | legacy, modern | revisions of MCP: 2024-11-05 to 2025-11-25, which have sessions; 2026-07-28, which has none. A legacy client, a modern client: one that uses such a revision |
 | principal | the user or application on whose behalf a request is made (`routes[].principal`); tasks and quotas belong to it |
-| session pool | the sessions that the proxy keeps with one server for one principal and one set of client capabilities |
+| call | a `tools/call` request, unless others are named |
+| task support | a modern client has it if it declares the tasks extension; a call of a legacy client has it if it asks for a task (`params.task`, 2025-11-25). It is then a task at once |
+| session pool | the sessions that the proxy keeps with one server for one principal, one set of client capabilities and one set of request headers (`routes[].forward`) |
 | input request | a request of the server to its client during a call: elicitation, sampling, roots |
 | task, ticket | how a client with task support, and one without, gets the result of a slow call later |
 
 Codes in the descriptions are those of JSON-RPC errors: `-31001` server not reachable, `-31002` unknown whether the call ran, `-31003` timeout, `-31005` response too
-large, `-31006` limit reached, `-31007` proxy is shutting down, `-32021` client lacks a capability ([errors](errors.md)). Numbers from 400 are HTTP status codes.
+large, `-31006` limit reached, `-31007` proxy is shutting down (with status 503 the call was not sent, otherwise it may have run), `-32021` client lacks a capability ([errors](errors.md)). Numbers from 400 are HTTP status codes.
 ";
 
 const DURATION: &str = "ms|s|m|h|d";

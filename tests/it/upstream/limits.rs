@@ -104,7 +104,7 @@ async fn a_call_with_endless_input_requests_fails_and_other_calls_are_served() {
             other => panic!("{other:?}"),
         }
     };
-    assert!(matches!(&lost, CallError::Invalid(why) if why.contains("256 questions")), "{lost}");
+    assert!(matches!(&lost, CallError::Invalid(why) if why.contains("256 input requests")), "{lost}");
     assert!(questions.len() <= 256, "{}", questions.len());
     let mut call = world.ask(2);
     world.answer().await;

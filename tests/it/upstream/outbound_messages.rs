@@ -207,7 +207,7 @@ async fn endless_input_requests_in_one_call_fail_that_call_only() {
         held.push(call.question().await);
     }
     let CallError::Invalid(why) = call.lost().await else { panic!("the server is at fault") };
-    assert!(why.contains("256 questions"), "{why}");
+    assert!(why.contains("256 input requests"), "{why}");
     world.server.seen(|seen| is_cancel(seen) && seen.json["params"]["requestId"] == 1).await;
     others.result(json!({}));
     other.result().await;

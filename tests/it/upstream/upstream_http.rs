@@ -205,7 +205,7 @@ fn tls_settings_are_compared_by_file_contents_and_never_printed() {
     });
     assert!(copied.expect("they fit") == read);
     assert!(ours("stranger.pem", "stranger-key.pem").expect("they fit") != read);
-    assert_eq!(format!("{read:?}"), "Tls { authorities: Some(1), has_identity: true, name: None }");
+    assert_eq!(format!("{read:?}"), "UpstreamTls { authorities: Some(1), has_identity: true, name: None }");
     assert!(ours("client.pem", "stranger-key.pem").is_err());
 }
 

@@ -165,7 +165,7 @@ impl SpanExporter {
             }
             let count = batch.len() as u64;
             let request = Bytes::from(protobuf::export_request(&batch, &self.resource));
-            // Drop the encoded spans before waiting for the collector.
+            // The request contains the spans: drop their records before waiting for the collector.
             batch.clear();
             self.send(request, count).await;
             self.losses.report_losses();

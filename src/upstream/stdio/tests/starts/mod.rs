@@ -141,7 +141,7 @@ async fn pauses_between_starts_grow_and_a_long_wait_is_an_error() {
         let mut call = world.call(1, MUTE);
         world.next().await.ends("exit status: 1").await;
         let lost = call.lost().await.to_string();
-        assert!(lost.contains("is not there any more: exit status: 1"), "{lost}");
+        assert!(lost.contains("ended before it answered `initialize`: exit status: 1"), "{lost}");
         assert_eq!((world.clock.now() - began).as_secs(), seconds);
     }
     let lost = world.call(1, MUTE).lost().await.to_string();
