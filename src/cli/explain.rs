@@ -10,7 +10,7 @@ use serde_json::Value;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Task id (the handle of its client), or at least its first 4 digits, as `deferral tasks list` and the log show it.
+    /// Task id (the handle that the client received), or at least its first 4 digits, as `deferral tasks list` and the log show it.
     task: String,
     #[command(flatten)]
     address: operator::AdminArgs,

@@ -28,8 +28,9 @@ pub struct Args {
     /// URL of the server behind the proxy: its MCP endpoint (Streamable HTTP).
     #[arg(long, value_name = "URL", value_parser = like(values::upstream_url), value_hint = ValueHint::Url)]
     upstream: Option<String>,
-    /// Configuration file, or `-` for standard input. Other flags override its keys; those about calls and the server need
-    /// a file with a single route. A file with routes cannot be combined with --upstream or a command.
+    /// Configuration file, or `-` for standard input. Other flags override its keys. --after, --mode, --tool, --instances
+    /// and --shared require a file with exactly one route. --upstream and a command after `--` define the only route
+    /// themselves, and require a file without `routes`.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
     /// Reload the configuration whenever its file, or a file that it names, changes. SIGHUP reloads it in any case.
@@ -57,7 +58,8 @@ pub struct Args {
     /// May be repeated; the first match wins. The mode `deny` hides the tools and refuses their calls.
     #[arg(long = "tool", value_name = "PATTERN=MODE[:AFTER]", value_parser = tool)]
     tools: Vec<ToolOverride>,
-    /// Task store: `memory` (tasks end with the process), or `disk:PATH`, a folder that survives restarts [default: memory].
+    /// Task store: `memory` (tasks are lost when the process ends), or `disk:PATH`, a folder in which they are kept across
+    /// restarts [default: memory].
     #[arg(long, value_name = "STORE", hide_possible_values = true, value_parser = ChoiceParser::new(&["memory", "disk:"], like(values::store)))]
     store: Option<String>,
     /// Format of the log on standard error [default: text].
@@ -70,8 +72,8 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = like(values::instances))]
     instances: Option<String>,
     /// Allow clients on other machines to share the stdio server, which cannot tell them apart. Without it, and without
-    /// `access.tokens` in a configuration file, a proxy in front of a stdio server does not start with a --listen address
-    /// beyond loopback.
+    /// `access.tokens` in a configuration file, a proxy in front of a stdio server does not start if --listen is beyond
+    /// loopback or `public_url` is set.
     #[arg(long, requires = "command")]
     shared: bool,
     /// Command that starts a stdio server, with its arguments. It inherits all environment variables except DEFERRAL_* and

@@ -19,7 +19,7 @@ enum StoreCommand {
         #[arg(value_hint = ValueHint::DirPath)]
         path: PathBuf,
     },
-    /// Copy a store, in use or not, to a new folder, which can be used as a store. The key is not copied.
+    /// Copy a store, in use or not, to a new folder. The key is not copied: to use the copy, provide the key of the original.
     Backup {
         /// Folder of the store.
         #[arg(value_hint = ValueHint::DirPath)]

@@ -8,7 +8,7 @@ pub struct Args {
     /// Show this route only, by its path.
     #[arg(long, value_name = "PATH")]
     route: Option<String>,
-    /// Show requests of this principal only: the name of its token, or the 16 hex digits by which the access log shows it.
+    /// Show requests of this principal (caller) only: the name of its token, or the 16 hex digits by which the access log shows it.
     #[arg(long, value_name = "PRINCIPAL")]
     caller: Option<String>,
     /// Show matching tools only; `*` matches any characters, `?` one.

@@ -42,14 +42,14 @@ enum TasksCommand {
     },
     /// Show a task.
     Show {
-        /// Task id (the handle of its client), or at least its first 4 digits, as the list and the log show it.
+        /// Task id (the handle that the client received), or at least its first 4 digits, as the list and the log show it.
         task: String,
         #[command(flatten)]
         common: CommonArgs,
     },
     /// Cancel a task, as its client could. Requires the admin token.
     Cancel {
-        /// Task id (the handle of its client), or at least its first 4 digits, as the list and the log show it.
+        /// Task id (the handle that the client received), or at least its first 4 digits, as the list and the log show it.
         task: String,
         #[command(flatten)]
         common: CommonArgs,

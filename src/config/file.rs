@@ -52,8 +52,7 @@ pub(super) fn read_config_file(s: &mut SectionReader<'_, '_>, context: LoadConte
     let metrics_setting = s
         .key(
             "metrics",
-            "Listen address for Prometheus: serves `/metrics` over plain HTTP without a token, and \
-             nothing else; or `off`. The admin listener always serves `/metrics` as well.",
+            "Listen address for Prometheus: serves `/metrics` over plain HTTP without a token, and nothing else; or `off`. The admin listener serves `/metrics` as well.",
         )
         .with_default("off")
         .read(or_off(json!({ "type": "string", "examples": ["0.0.0.0:9464", "off"] }), values::admin));
@@ -64,7 +63,7 @@ pub(super) fn read_config_file(s: &mut SectionReader<'_, '_>, context: LoadConte
     let public_url = s
         .key(
             "public_url",
-            "Scheme and host by which clients reach the proxy, if a load balancer or another proxy is in front of it, as in `https://mcp.example.com`. The proxy puts it into the OAuth metadata that it sends to clients; default there: the `Host` of each request. If it is set, clients count as being on other machines, even if `listen` is on loopback (`upstream.shared`). If requests arrive with this host in `Host`, it must also be listed in `access.hosts`.",
+            "Scheme and host by which clients reach the proxy, if a load balancer or another proxy is in front of it, as in `https://mcp.example.com`. The proxy puts it into the OAuth metadata that it sends to clients, in place of the `Host` of each request. If it is set, clients count as being on other machines, even if `listen` is on loopback (`upstream.shared`). If requests arrive with this host in `Host`, it must also be listed in `access.hosts`.",
         )
         .read(url(values::public_url));
     // The proxy is exposed if remote clients can connect, directly or through a reverse proxy on this
@@ -77,7 +76,7 @@ pub(super) fn read_config_file(s: &mut SectionReader<'_, '_>, context: LoadConte
     // A proxy that requires tokens does not count as exposed.
     let needs_token = access.needs_token;
     let is_exposed = is_exposed && !needs_token;
-    let routes = s.key("routes", "Routes: paths of the proxy and the servers behind them.").read_required(
+    let routes = s.key("routes", "Routes: paths of the proxy and the servers behind them. To be left out if `--upstream` or a command names the server.").read_required(
         list(mapping("a route", |s| {
             Some(read_route(s, &limits, &timeouts, is_exposed, needs_token, context))
         }))
@@ -100,13 +99,13 @@ pub(super) fn read_config_file(s: &mut SectionReader<'_, '_>, context: LoadConte
         admin,
         metrics,
         store: s
-            .key("store", "Task store: `memory`, lost when the process ends, or a folder that survives restarts, as in `{ disk: ./tasks }`.")
+            .key("store", "Task store: `memory` (tasks are lost when the process ends), or a folder in which they are kept across restarts, as in `{ disk: ./tasks }`.")
             .read_or(store(context), StoreConfig::Memory),
         quotas: limits.quotas,
         state_keys: s
             .key(
                 "request_state",
-                "Encryption of `requestState`, the value by which a client that retries a call with input responses names that call. Default: a key generated at start; a state is then invalid after a restart.",
+                "Encryption of `requestState`, which identifies a call: the client sends it back when it repeats the call with input responses. Default: a key generated at start; a state is then invalid after a restart.",
             )
             .read_section("`request_state`", |s| read_state_keys(s, context)),
         connections: limits.connections,

@@ -70,7 +70,7 @@ pub(super) fn read_limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
             )
             .read_or(count(1), defaults.pending_connections),
         calls: s
-            .key("calls", "Maximum requests of clients in flight, not counting tasks. Further ones get 503.")
+            .key("calls", "Maximum requests of clients in flight, of any kind, not counting tasks. Further ones get 503.")
             .read_or(count(1), defaults.calls),
         streams: s
             .key("streams", "Maximum concurrent streams of one HTTP/2 connection. The client queues further requests.")
@@ -104,7 +104,7 @@ fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimi
         ),
         queue: number(
             "queue",
-            "Maximum calls that wait for a session of one session pool. A further one is refused (`-31006`).",
+            "Maximum calls that wait for a session of one session pool (a process of a stdio server included), or of one principal that wait for `concurrency`. A further one is refused (`-31006`).",
             0,
             defaults.queue,
         ),
@@ -117,7 +117,7 @@ fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimi
         ),
         identities: number(
             "identities",
-            "Maximum session pools for one server. For a further one the pool that has been unused for the longest time is closed; pools in use are not closed, so the number can be exceeded.",
+            "Maximum session pools for one server. When another one is needed, the one that has been unused for the longest time is closed; pools in use are not closed, so the number can be exceeded.",
             1,
             defaults.identities,
         ),
@@ -129,14 +129,14 @@ fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimi
         ),
         client_sessions: number(
             "client_sessions",
-            "Maximum sessions of legacy clients with one stdio server. A further one ends the session that has been unused for the longest time; if all are in use, it is refused (`-31006`).",
+            "Maximum sessions of legacy clients with one stdio server. When another one is needed, the one that has been unused for the longest time is ended; if all are in use, it is refused (`-31006`).",
             1,
             defaults.client_sessions,
         ),
         identity_bytes: s
             .key(
                 "identity_bytes",
-                "Maximum size of what tells the session pools of one server apart (client capabilities and headers), in total. For a further pool the one that has been unused for the longest time is closed.",
+                "Maximum total size of the client capabilities and headers that identify the session pools of one server. When another pool is needed, the one that has been unused for the longest time is closed.",
             )
             .read_or(size(1), defaults.identity_bytes),
         result_bytes: s
@@ -203,56 +203,54 @@ pub(super) fn read_timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
         upstream: upstream::UpstreamTimeouts {
             connect: time(
                 "connect",
-                "Maximum time to connect to a server, including TLS. Then the request fails with `-31003`.",
+                "Maximum time to connect to a server, including TLS; after that the request fails with `-31003`.",
                 upstream.connect,
             ),
             first_byte: time(
                 "first_byte",
-                "Maximum time to the first byte of a server's response to any request other than `tools/call`, `prompts/get` and `resources/read`, such as a list. Then the request fails with `-31003`.",
+                "Maximum time to the first byte of a server's response to any request other than `tools/call`, `prompts/get` and `resources/read`, such as a list; after that the request fails with `-31003`.",
                 upstream.first_byte,
             ),
             idle: time(
                 "idle",
-                "Maximum time between two bytes of a server's response to any request other than `tools/call`, `prompts/get` and `resources/read`. Then the request fails with `-31003`.",
+                "Maximum time between two bytes of a server's response to any request other than `tools/call`, `prompts/get` and `resources/read`; after that the request fails with `-31003`.",
                 upstream.idle,
             ),
             call: time(
                 "call",
-                "Maximum duration of a `tools/call`, `prompts/get` or `resources/read`. Then it is cancelled and fails with `-31003`.",
+                "Maximum duration of a `tools/call`, `prompts/get` or `resources/read`; after that it is cancelled and fails with `-31003`.",
                 upstream.call,
             ),
             queue: time(
                 "queue",
-                "Maximum time that a call waits for a session while `limits.sessions` are in use. Then it fails with `-31006`. A call \
-                 that becomes a task in the meantime keeps waiting.",
+                "Maximum time that a call waits for a session (`limits.sessions`), a process (`upstream.instances`) or its turn (`concurrency`); after that it fails with `-31006`. A call that becomes a task in the meantime keeps waiting.",
                 upstream.queue,
             ),
             idle_session: time(
                 "idle_session",
-                "Maximum time between two requests of a legacy client in its session with a stdio server. Then the session ends, within a minute.",
+                "Maximum time between two requests of a legacy client in its session with a stdio server; after that the session ends, within a minute.",
                 upstream.idle_session,
             ),
         },
         front: front::ClientTimeouts {
             read_headers: time(
                 "read_headers",
-                "Maximum time for a client to send the head of a request. Then its connection is closed.",
+                "Maximum time for a client to send the head of a request; after that its connection is closed.",
                 front.read_headers,
             ),
             read_body: time(
                 "read_body",
-                "Maximum time for a client to send the body of a request. Then the request is refused with 408.",
+                "Maximum time for a client to send the body of a request; after that the request is refused with 408.",
                 front.read_body,
             ),
             idle: time(
                 "idle_connection",
-                "Maximum time between two requests on a client connection. Then it is closed.",
+                "Maximum time between two requests on a client connection; after that it is closed.",
                 front.idle,
             ),
             write: time(
                 "write",
-                "Maximum time in which a client reads none of the bytes waiting for it. Then its connection is \
-                 closed. Slow readers and idle streams are not affected.",
+                "Maximum time in which a client reads none of the bytes waiting for it; after that its connection is closed. Slow readers and idle streams are not affected.",
                 front.write,
             ),
         },

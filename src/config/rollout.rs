@@ -55,7 +55,7 @@ fn read_rollout_keys(s: &mut SectionReader<'_, '_>) -> Option<Rollout> {
     let by = s
         .key(
             "by",
-            "Attribute that decides whether a request is in the rollout: `principal`, `session` (legacy clients only), or `{ header: X-Tenant }`. Requests without it are not, unless the share is 100%.",
+            "Attribute that decides whether a request is in the rollout: `principal`, `session` (legacy clients only), or `{ header: X-Tenant }`. Requests without the attribute are outside the rollout, unless the share is 100%.",
         )
         .with_default("principal")
         .read(basis_type());

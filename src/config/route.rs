@@ -52,7 +52,7 @@ pub(super) fn read_route(
     let timeout = s
         .key(
             "timeout",
-            "Maximum duration of a call, including the handshake and the wait for a session. Then it is cancelled, and it or its task fails with `-31003`. Default: `timeouts.call`.",
+            "Maximum duration of a call, including the handshake and the wait for a session; after that it is cancelled, and it or its task fails with `-31003`. Default: `timeouts.call`.",
         )
         .read(positive_duration())
         .ok();
@@ -60,8 +60,8 @@ pub(super) fn read_route(
         s,
         "Maximum concurrent calls of the route's tools at the server, of all principals together. Further \
          calls wait, and are served in turn by principal. At most `limits.queue` calls of one principal wait, \
-         each at most `timeouts.queue` unless it has become a task; others fail with `-31006`. Default: no \
-         limit.",
+         each at most `timeouts.queue` unless it has become a task. Calls beyond that number, and calls that \
+         waited longer, fail with `-31006`. Default: no limit.",
         "Maximum calls of the route's tools by one principal per minute. A further one is refused (`-31006`, \
          `Retry-After`). Default: no limit.",
     );
@@ -91,7 +91,7 @@ pub(super) fn read_route(
     let tickets = s
         .key(
             "tickets",
-            "Details of tickets. A ticket is enabled by `held.ticket`, by the `ticket` of a tool, or by an `after` below. It is the response to a slow call without task support: a text that tells the model to fetch the result with the tool `deferral_result`. Where tickets are enabled, the proxy adds that tool and `deferral_cancel` to the tool list.",
+            "Details of tickets. A ticket is enabled by `held.ticket`, by the `ticket` of a tool, or by `tickets.for[].after`. It is the response to a slow call without task support: a text that tells the model to fetch the result with the tool `deferral_result`. Where tickets are enabled, the proxy adds that tool and `deferral_cancel` to the tool list.",
         )
         .read_section("`tickets`", |s| read_tickets(s, has_times));
     let principal = read_principal(s, route_path.as_ref().filter(|_| is_exposed));
@@ -101,7 +101,7 @@ pub(super) fn read_route(
     let forward = s
         .key(
             "forward",
-            "Request headers that also select the session with the server: requests with different values use different sessions. All other headers do this by default, except those that differ from request to request: `User-Agent`, `Accept-Language`, `Forwarded`, `X-Forwarded-*`, request ids such as `X-Request-Id`, and trace headers such as `traceparent`. List one of these only if the server tells clients apart by it. (Whether a header is forwarded to the server does not depend on this key.)",
+            "Does not control forwarding. By default requests that differ in any header use different sessions with the server, except for headers that vary from request to request: `User-Agent`, `Accept-Language`, `Forwarded`, `X-Forwarded-*`, request ids such as `X-Request-Id`, and trace headers such as `traceparent`. List one of these here if the server tells clients apart by it.",
         )
         .read_list(string(values::forwarded_header));
     let server = cross_checks::check_server(written, is_exposed, context, s);
@@ -206,7 +206,7 @@ fn read_defer(s: &mut SectionReader<'_, '_>) -> (DeferPolicy, Option<SpannedValu
          others are treated as in mode `observe`. Default: `100%`.",
     );
     let defer = DeferPolicy {
-        mode: s.key("mode", "`auto`: a call that is still running at `after` becomes a task, if it has task support. `always`: a call with task support becomes a task at once. `required`: as `auto`, and calls without task support are refused (`-32021`, legacy: `-32601`). `never`: no call becomes a task. `observe`: as `never`, but the log and the metrics record which calls would have become tasks. Only `auto` and `always` give tickets.").read_or(mode(), defaults.mode),
+        mode: s.key("mode", "`auto`: a call with task support that is still running at `after` becomes a task (one with `params.task` at once). `always`: a call with task support becomes a task at once. `required`: as `auto`, and calls without task support are refused (`-32021`, legacy: `-32601`). `never`: no call becomes a task. `observe`: as `never`, but the log and the metrics record which calls would have become tasks. Only `auto` and `always` give tickets.").read_or(mode(), defaults.mode),
         after: s
             .key("after", "Threshold: how long a call may run before it becomes a task.")
             .read_or(duration(), defaults.after),
@@ -255,7 +255,7 @@ fn read_tool_rule(s: &mut SectionReader<'_, '_>, route_mode: Mode) -> Option<Spa
     let timeout = s
         .key(
             "timeout",
-            "Maximum duration of a call, including the handshake and the wait for a session. Then it is cancelled, and it or its task fails with `-31003`. Default: the route's.",
+            "Maximum duration of a call, including the handshake and the wait for a session; after that it is cancelled, and it or its task fails with `-31003`. Default: the route's.",
         )
         .read(positive_duration())
         .ok();
@@ -301,7 +301,7 @@ fn read_input_policy(s: &mut SectionReader<'_, '_>) -> InputPolicy {
             )
             .read_or(duration(), defaults.settle),
         park: s
-            .key("park", "Maximum time for the client to respond to an input request. Then its call is cancelled. A task of a stdio server continues instead without the response, because other calls wait for the process.")
+            .key("park", "Maximum time for the client to respond to an input request; after that its call is cancelled. In a task of a stdio server only the input request ends: the proxy answers it with an error, and the task goes on, so that the process is free for other calls.")
             .read_or(duration(), defaults.park),
     }
 }
@@ -355,7 +355,7 @@ fn read_wait_policy(
     let deadline = s
         .key(
             "deadline",
-            "Maximum wait of a client, or `off`. Then it gets an error (`-31003`), and the call is cancelled.",
+            "How long a client may wait; after that it gets an error (`-31003`), and the call is cancelled. `off`: no limit.",
         )
         .read_spanned_or(duration_or_off(), defaults.deadline);
     cross_checks::check_deadline(&deadline, defer, tools, call, s);

@@ -76,13 +76,13 @@ fn read_command_keys(
         .with_default("lazy")
         .read(start());
     let start_timeout = s
-        .key("start_timeout", "Maximum time for the command to respond to `initialize`. Then it is ended, and the calls that wait for it fail with `-31001`.")
+        .key("start_timeout", "Maximum time for the command to respond to `initialize`; after that it is ended, and the calls that wait for it fail with `-31001`.")
         .with_default(&values::show_duration(defaults.start_timeout))
         .read(positive_duration());
     let instances = s
         .key(
             "instances",
-            "Maximum number of processes. Clients that declare the same capabilities share one; `{ per: caller }` gives each principal its own, at most 64, for a server that keeps state of one user. For a further one an unused process is ended; if none is unused, the client shares a process whose clients declare at least its capabilities, or waits (`limits.queue`, `timeouts.queue`). Default: 4.",
+            "Maximum number of processes (default 4). Clients that declare the same capabilities share one. When another one is needed at the maximum, an unused process is ended; if all are in use, the client shares a process whose clients declare at least its capabilities, or waits (`limits.queue`, `timeouts.queue`). `{ per: caller }`: each principal has its own process, for a server that keeps state of one user; at most 64, and a further principal waits.",
         )
         .read(instances());
     let idle = s

@@ -25,7 +25,7 @@ pub(super) fn read_ticket_after(s: &mut SectionReader<'_, '_>, description: &'st
 pub(super) fn read_tickets(s: &mut SectionReader<'_, '_>, has_times: bool) -> TicketPolicy {
     let holders = s.key(
         "for",
-        "Clients that get tickets for calls without task support. First match wins. An entry has one of `client`, `principal`, or `header` with `value`. Default: all clients that have received the tool list with `deferral_result`; an entry applies also to clients of which the proxy cannot know that.",
+        "Clients that get tickets for calls without task support. First match wins. An entry has one of `client`, `principal`, or `header` with `value`; it applies even if the proxy cannot tell whether the client has received the tool list with `deferral_result`. Default: all clients that have received that list.",
     );
     let holders = holders.read(list(mapping("a ticket client", read_holder)).non_empty());
     if let Setting::Valid(SpannedValue { span, value }) = &holders
@@ -86,7 +86,7 @@ fn read_holder(s: &mut SectionReader<'_, '_>) -> Option<TicketHolder> {
             None
         }
     };
-    let after = s.key("after", "How long a call of this client may run before it gets a ticket. If a time is set for the tool (`tools[].ticket`) or else the route (`held.ticket`) as well, the shorter one applies; `off` at the tool always wins.");
+    let after = s.key("after", "How long a call of this client may run before it gets a ticket. If `tools[].ticket`, or otherwise `held.ticket`, also sets a time, the shorter of the two applies. `ticket: off` of a tool overrides this key.");
     let after = after.read(positive_duration()).ok();
     let wait = s.key("wait", "How long one call of `deferral_result` of this client waits for the result. Default: the route's `tickets.wait`.");
     let wait = wait.read(positive_duration()).ok();

@@ -259,7 +259,7 @@ fn read_drain_times(s: &mut SectionReader<'_, '_>) -> DrainTimes {
         "Time after the stop signal in which new calls are still served. `/ready` already responds with 503, and idle connections are closed. Set it to the time that load balancers need to notice.",
     );
     let notice = notice.read_or(duration(), DEFAULT_DRAIN.notice);
-    let limit = s.key("limit", "Maximum time for calls and tasks in flight to finish, after `notice`. Then they end with `-31007`, except tasks in a store on disk whose calls can be resumed, which are left to the next process.");
+    let limit = s.key("limit", "Maximum time for calls and tasks in flight to finish, after `notice`; after that they end with `-31007`, except tasks in a store on disk whose calls can be resumed, which are left to the next process.");
     DrainTimes { notice, limit: limit.read_or(duration(), DEFAULT_DRAIN.limit) }
 }
 
@@ -440,7 +440,7 @@ pub(super) fn read_client_match(s: &mut SectionReader<'_, '_>) -> Setting<Client
     let value = s.key("value", "Value of the header.").read(string(values::header_value));
     let principal = text_value(json!({ "type": "string", "pattern": "^[0-9a-f]{16}$" }), values::principal);
     let principal =
-        s.key("principal", "Principal, as 16 hex digits of the access log; they stay the same after a restart with the same store key.").read(principal);
+        s.key("principal", "Principal, as 16 hex digits: the field `principal` of the access log, which is there also if the token has a name. The digits stay the same after a restart with the same store key.").read(principal);
     let message = match (header, value, principal) {
         (Setting::Unset, Setting::Unset, Setting::Unset) => return Setting::Unset,
         (Setting::Invalid, ..) | (_, Setting::Invalid, _) | (.., Setting::Invalid) => {

@@ -22,16 +22,16 @@ file changes nothing ([reloading](upgrading.md#reloading-the-configuration)).
 | duration | numbers with the units `ms`, `s`, `m`, `h`, `d`: `250ms`, `5s`, `1h30m`; at most 366 days. `0` is no time, not the absence of a limit |
 | size | bytes, or a number with a unit: `64KiB`, `10MB`, `1GiB` |
 | percentage | `25%`, `0.5%` |
-| path | a file |
+| path | a file; relative paths are relative to the folder of the configuration file |
 | secret | `{ file: PATH }` or `{ env: NAME }`: the file or the environment variable that contains the secret; never the secret itself |
 
 | term | meaning ([glossary](dev/glossary.md)) |
 |---|---|
 | server, upstream | the MCP server behind a route |
-| legacy, modern | revisions of MCP: 2024-11-05 to 2025-11-25, which have sessions; 2026-07-28, which has none. A legacy client, a modern client: one that uses such a revision |
-| principal | the user or application on whose behalf a request is made (`routes[].principal`); tasks and quotas belong to it |
-| call | a `tools/call` request, unless others are named |
-| task support | a modern client has it if it declares the tasks extension; a call of a legacy client has it if it asks for a task (`params.task`, 2025-11-25). It is then a task at once |
+| legacy, modern (the two eras) | revisions of MCP: 2024-11-05 to 2025-11-25, which have sessions; 2026-07-28, which has none. A legacy client, a modern client: one that uses such a revision |
+| principal (in some keys and flags: caller) | the user or application on whose behalf a request is made (`routes[].principal`); tasks and quotas belong to it |
+| call | a `tools/call` request, unless stated otherwise |
+| task support | a modern client has it if it declares the tasks extension; a call of a legacy client has it if it asks for a task (`params.task`, 2025-11-25) |
 | session pool | the sessions that the proxy keeps with one server for one principal, one set of client capabilities and one set of request headers (`routes[].forward`) |
 | input request | a request of the server to its client during a call: elicitation, sampling, roots |
 | task, ticket | how a client with task support, and one without, gets the result of a slow call later |
