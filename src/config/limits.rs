@@ -201,6 +201,8 @@ pub(super) fn read_timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
         |name, description, default| s.key(name, description).read_or(positive_duration(), default);
     TimeoutKeys {
         upstream: upstream::UpstreamTimeouts {
+            // A key of the route (`questions.turn`).
+            turn: upstream.turn,
             connect: time(
                 "connect",
                 "Maximum time to connect to a server, including TLS; after that the request fails with `-31003`.",

@@ -152,7 +152,8 @@ pub(super) fn read_route(
     };
     let config = server.map(|(server, connection)| {
         let route = policy::Route { adds_forwarded_header: connection.forwarded, ..route };
-        let timeouts = upstream::UpstreamTimeouts { call: longest, ..timeouts.upstream };
+        let turn = route.input_policy.turn;
+        let timeouts = upstream::UpstreamTimeouts { call: longest, turn, ..timeouts.upstream };
         let upstream = upstream::Config { timeouts, limits: upstream_limits, ..connection };
         RouteConfig { route, server, upstream }
     });
@@ -303,6 +304,14 @@ fn read_input_policy(s: &mut SectionReader<'_, '_>) -> InputPolicy {
         park: s
             .key("park", "Maximum time for the client to respond to an input request; after that its call is cancelled. In a task of a stdio server only the input request ends: the proxy answers it with an error, and the task goes on, so that the process is free for other calls.")
             .read_or(duration(), defaults.park),
+        turn: s
+            .key(
+                "turn",
+                "Maximum time that an unanswered input request of a stdio server keeps clients of other principals \
+                 waiting for the process, if no other process is free for them; after that the proxy answers it \
+                 with an error. While nobody waits, only `park` applies.",
+            )
+            .read_or(duration(), defaults.turn),
     }
 }
 

@@ -70,6 +70,8 @@ pub struct InputPolicy {
     /// How long a call without a task may wait for input responses. The server's call, its session and a few
     /// KiB of memory are held meanwhile. Default 5 min.
     pub park: Duration,
+    /// How long an input request of a process may keep other clients waiting for the process. Default 30 s.
+    pub turn: Duration,
 }
 
 /// Keep-alive messages and limits for a client that waits for a slow `tools/call`, `prompts/get` or
@@ -226,7 +228,11 @@ impl ClientMatch {
 
 impl Default for InputPolicy {
     fn default() -> Self {
-        Self { settle: Duration::from_millis(25), park: Duration::from_secs(5 * 60) }
+        Self {
+            settle: Duration::from_millis(25),
+            park: Duration::from_secs(5 * 60),
+            turn: Duration::from_secs(30),
+        }
     }
 }
 

@@ -254,8 +254,14 @@ pub struct ReadyServer {
 
 /// Target of one caller's calls, once resolved.
 pub trait CallTarget: Send + Sync {
-    /// Makes a call as [`Upstream::call`] does.
-    fn call(self: Arc<Self>, id: u64, call: &Call, deferral: Option<Deferral>) -> UpstreamEvents;
+    /// Makes a call of this caller as [`Upstream::call`] does.
+    fn call(
+        self: Arc<Self>,
+        id: u64,
+        call: &Call,
+        caller: (Principal, &Credentials),
+        deferral: Option<Deferral>,
+    ) -> UpstreamEvents;
 }
 
 /// A call in the format of 2026-07-28, independent of the server's revision.
@@ -542,6 +548,9 @@ pub struct UpstreamTimeouts {
     /// Limit of the wait for a session while all are busy. A call that became a task meanwhile continues to
     /// wait. Default 30 s.
     pub queue: Duration,
+    /// Time after which an unanswered input request of a process may end because clients of other principals
+    /// wait for the process. Default 30 s.
+    pub turn: Duration,
     /// Idle time after which an emulated session of a legacy client expires. Checked once a minute. Default
     /// 24 h.
     pub idle_session: Duration,
@@ -672,6 +681,7 @@ impl Default for UpstreamTimeouts {
             idle: Duration::from_secs(60),
             call: Duration::from_secs(24 * 60 * 60),
             queue: Duration::from_secs(30),
+            turn: Duration::from_secs(30),
             idle_session: Duration::from_secs(24 * 60 * 60),
         }
     }

@@ -36,9 +36,9 @@ pub trait Transport: Send + Sync + 'static {
     /// sessions are the server's own. Otherwise the proxy emulates their sessions, and makes their calls in
     /// pooled sessions.
     const IS_HTTP: bool = false;
-    /// Whether a session costs as much as a process. Such a session is shared until its server sends a
-    /// request that cannot be attributed to a call, and survives cancelled calls until then; there are at
-    /// most [`UpstreamLimits::identities`](super::UpstreamLimits::identities) pools, and further callers
+    /// Whether a session costs as much as a process. Such a session is shared by all clients until its server
+    /// sends a request outside calls' streams, then used by one client at a time, and survives cancelled
+    /// calls; there are at most [`UpstreamLimits::identities`](super::UpstreamLimits::identities) pools, and further callers
     /// share one.
     const IS_COSTLY: bool = false;
     /// Reason why no further session is opened for calls, for error messages.
@@ -50,6 +50,11 @@ pub trait Transport: Send + Sync + 'static {
     /// sessions.
     fn pool_key(&self, caller: &CallerIdentity) -> CallerIdentity {
         caller.clone()
+    }
+
+    /// Whether only clients on this machine reach the proxy, so that anonymous calls belong to one user.
+    fn is_local(&self) -> bool {
+        false
     }
 
     /// Returns the effective limits, for transports whose sessions cost more than the configured limits
@@ -107,6 +112,11 @@ pub trait Transport: Send + Sync + 'static {
     /// evicted.
     fn eviction_requested(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
+    }
+
+    /// Whether callers wait for a session to end, because the transport's own limit is reached.
+    fn has_waiters(&self) -> bool {
+        false
     }
 
     /// Whether no further session can be opened now, because the transport's own limit is reached.

@@ -184,7 +184,10 @@ impl InlineCall {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let deferral = defer_after.map(|_| Deferral::new(self.shared.ledger.is_durable()));
         let replies = match (pending_preparation, target) {
-            (None, Some(target)) => target.call(own_ids::next_in_pool(), call, deferral.clone()),
+            (None, Some(target)) => {
+                let identity = (caller.principal, &caller.credentials);
+                target.call(own_ids::next_in_pool(), call, identity, deferral.clone())
+            }
             (None, None) => shared.upstream.call(outgoing_call(call, caller, deferral.clone())),
             (Some(preparing), _) => {
                 call_when_prepared(preparing, shared, call, caller, &server, deferral.clone())

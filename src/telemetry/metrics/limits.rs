@@ -73,6 +73,7 @@ limits! {
     Instances "upstream.instances",
     StartTimeout "upstream.start_timeout",
     Park "questions.park",
+    Turn "questions.turn",
     HeldDeadline "held.deadline",
     StoreMaxBytes "store.max_bytes",
     StoreDisk "free space of store.disk",

@@ -7,19 +7,23 @@
 //! Messages about the server as a whole are [`ChangeNotification`]s.
 
 use bytes::Bytes;
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use super::{
+    call_client::CallClient,
+    listeners::BroadcastListener,
     mailbox::CallMessage,
     message,
     responder::SessionResponder,
-    session::{InFlightCall, SessionState, UnattributedRequest, UpstreamSession},
+    session::{AbandonedCall, InFlightCall, OpenRequest, SessionState, UnattributedRequest, UpstreamSession},
 };
 use crate::{
     protocol::{
         Frame, Kind, ListKind, Method, Payload, RequestId,
         code::{INTERNAL_ERROR, METHOD_NOT_FOUND},
+        frame::to_single_line,
     },
+    runtime::Clock,
     telemetry::{InputRequestRefused, metrics::InputRequestOutcome},
     upstream::{
         CallError, ChangeNotification,
@@ -34,6 +38,18 @@ const MAX_OPEN_REQUESTS: usize = 256;
 
 /// Limit of a resource update notification, in bytes: it holds little more than the URI.
 const MAX_UPDATE_BYTES: usize = 64 << 10;
+
+/// What a message that names no call belongs to.
+enum RequestTarget {
+    /// The call with this number.
+    Call(u64),
+    /// A legacy client's session; the newest of its calls in flight, if there is one.
+    Session(Arc<dyn BroadcastListener>, Option<u64>),
+    /// No call: none is in flight, and none was abandoned.
+    NoCall,
+    /// Several clients are possible, for this reason.
+    Unknown(&'static str),
+}
 
 /// Stands for the call's id in a request of the server outside calls.
 pub(super) const NO_CALL: u64 = 0;
@@ -66,11 +82,10 @@ impl<W: Transport> UpstreamSession<W> {
             },
             Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
                 let call = id.echoed_number().and_then(|id| {
-                    let mut state = self.state.lock();
                     // Some servers answer a cancelled call: it has ended then, and sends no more requests.
-                    state.mark_answered(id);
+                    self.note_answered(id);
                     // Later messages are not for this call, even if its response has not been read yet.
-                    Some(state.calls.remove(&id)?.mailbox)
+                    Some(self.state.lock().calls.remove(&id)?.mailbox)
                 });
                 match call {
                     Some(mailbox) => mailbox.push(CallMessage::Response(frame)),
@@ -93,75 +108,88 @@ impl<W: Transport> UpstreamSession<W> {
 
     /// Fails a call that the server has finished: nothing is cancelled, and no requests of it follow.
     fn fail_call(&self, call: u64, lost: CallError) {
-        let in_flight = {
-            let mut state = self.state.lock();
-            state.mark_answered(call);
-            state.calls.remove(&call)
-        };
+        self.note_answered(call);
+        let in_flight = self.state.lock().calls.remove(&call);
         if let Some(in_flight) = in_flight {
             in_flight.mailbox.push(CallMessage::Lost(lost));
         }
     }
 
-    /// Delivers an input request to the one call that it can belong to, or rejects it.
-    fn attribute(self: &Arc<Self>, frame: Frame, id: &RequestId, method: &Method) {
-        // Count the request even if it cannot be attributed.
-        self.server.request_placement.note_off_stream();
-        let has_one_client = self.has_only_own_abandoned();
-        let (target, is_of_no_call, has_abandoned) = {
-            let mut state = self.state.lock();
-            let is_abandoned = !state.abandoned.is_empty() && !has_one_client;
-            let is_of_no_call = !is_abandoned && !state.calls.values().any(|call| call.can_receive_input);
-            let candidates = state.calls.iter_mut().filter(|(_, call)| call.can_receive_input);
-            let target = sole_call(candidates, || is_abandoned)
-                .map(|(number, call)| (*number, call.mailbox.clone(), call.note_request(id)));
-            (target, is_of_no_call, is_abandoned)
-        };
-        match target {
-            Ok((_, mailbox, Err(lost))) => mailbox.push(CallMessage::Lost(lost)),
-            Ok((call, mailbox, Ok(()))) => mailbox.push(self.request_message(call, frame, id)),
-            Err(_) if is_of_no_call && self.request_sole_client(&frame, id) => {}
-            Err(reason) => {
-                let (route, outcome) = (&self.server.route, InputRequestOutcome::Refused);
-                InputRequestRefused { route, method: method.as_str(), reason, outcome }.emit();
-                if W::IS_COSTLY && has_abandoned {
-                    // The session survived the cancelled call because there was no request before; it cannot
-                    // be used now.
-                    self.retire();
-                }
-                self.respond_later(id, &message::refusal(INTERNAL_ERROR, "cannot be attributed to one call"));
-            }
+    /// Notes that the server has finished a call. If the call was abandoned, calls of other clients may use the
+    /// session now.
+    fn note_answered(&self, call: u64) {
+        let was_abandoned = self.state.lock().mark_answered(call);
+        if was_abandoned && let Some(owner) = self.owner() {
+            owner.serve_queue();
         }
     }
 
-    /// Whether calls were abandoned and all of them belong to the one client of the session: messages without
-    /// a call are that client's then. Calls abandoned later are not considered.
-    fn has_only_own_abandoned(&self) -> bool {
-        // Usually no call was abandoned, and the listeners need not be checked.
-        let has_abandoned = !self.state.lock().abandoned.is_empty();
-        has_abandoned && self.has_one_client()
+    /// Delivers an input request to the call that it can only belong to; else to the legacy session to which
+    /// all calls belong, as on a direct connection; else rejects it.
+    fn attribute(self: &Arc<Self>, frame: Frame, id: &RequestId, method: &Method) {
+        // Count the request even if it cannot be attributed.
+        self.server.request_placement.note_off_stream();
+        let target = self.state.lock().request_target();
+        let is_sent = match target {
+            RequestTarget::Call(call) => return self.request_in_call(call, frame, id),
+            RequestTarget::Session(client, newest) => match newest.filter(|_| !client.is_listening()) {
+                Some(call) => return self.request_in_call(call, frame, id),
+                None => self.request_client(client, &frame, id),
+            },
+            RequestTarget::NoCall => {
+                let client =
+                    self.owner().and_then(|owner| owner.listeners().sole_listener(self.listeners_at_start));
+                client.map_or(Err("no call is in flight"), |client| self.request_client(client, &frame, id))
+            }
+            RequestTarget::Unknown(reason) => Err(reason),
+        };
+        if let Err(reason) = is_sent {
+            let (route, outcome) = (&self.server.route, InputRequestOutcome::Refused);
+            InputRequestRefused { route, method: method.as_str(), reason, outcome }.emit();
+            self.respond_later(id, &message::refusal(INTERNAL_ERROR, "cannot be attributed to one call"));
+        }
     }
 
-    /// Sends an input request outside calls to the only client that it can be for. Returns `false` if there
-    /// is none.
-    fn request_sole_client(self: &Arc<Self>, frame: &Frame, id: &RequestId) -> bool {
-        let sole_client =
-            self.owner().and_then(|owner| owner.listeners().sole_listener(self.listeners_at_start));
-        let Some(client) = sole_client else { return false };
+    /// Delivers an input request to a call in flight.
+    fn request_in_call(self: &Arc<Self>, call: u64, frame: Frame, id: &RequestId) {
+        let now = self.server.clock.now();
+        let noted = {
+            let mut state = self.state.lock();
+            state.calls.get_mut(&call).map(|call| (call.mailbox.clone(), call.note_request(id, now)))
+        };
+        match noted {
+            Some((mailbox, Ok(()))) => mailbox.push(self.request_message(call, frame, id)),
+            Some((mailbox, Err(lost))) => mailbox.push(CallMessage::Lost(lost)),
+            // It has ended in this moment.
+            None => self.respond_later(id, &message::refusal(INTERNAL_ERROR, "its call has ended")),
+        }
+    }
+
+    /// Sends an input request to a client outside its calls.
+    ///
+    /// # Errors
+    /// The reason why the request is not sent: too many are open.
+    fn request_client(
+        self: &Arc<Self>,
+        client: Arc<dyn BroadcastListener>,
+        frame: &Frame,
+        id: &RequestId,
+    ) -> Result<(), &'static str> {
         let (server_id, client_id) = (id.detached(), client.next_request_id());
         let request = UnattributedRequest {
             server_id: server_id.clone(),
             client_id: client_id.clone(),
+            since: self.server.clock.now(),
             client: Arc::downgrade(&client),
         };
         {
             let mut state = self.state.lock();
             // The request would never be cancelled.
             if state.is_ended {
-                return true;
+                return Ok(());
             }
             if state.unattributed.len() >= MAX_OPEN_REQUESTS {
-                return false;
+                return Err("too many input requests are open");
             }
             state.unattributed.push(request);
         }
@@ -170,7 +198,7 @@ impl<W: Transport> UpstreamSession<W> {
             frame,
             Box::new(SessionResponder::new(self.clone(), NO_CALL, server_id)),
         );
-        true
+        Ok(())
     }
 
     /// Broadcasts a message outside calls to the listeners.
@@ -188,9 +216,10 @@ impl<W: Transport> UpstreamSession<W> {
         id: RequestId,
         frame: Frame,
     ) -> Option<CallMessage> {
+        let now = self.server.clock.now();
         let noted = match self.state.lock().calls.get_mut(&call) {
             Some(call) if call.restored.contains(&id) => return None,
-            Some(call) => call.note_request(&id),
+            Some(call) => call.note_request(&id, now),
             None => Ok(()),
         };
         Some(match noted {
@@ -203,16 +232,15 @@ impl<W: Transport> UpstreamSession<W> {
         CallMessage::Request(frame, Box::new(SessionResponder::new(self.clone(), call, id.detached())))
     }
 
-    /// Delivers a notification to the call that it names, or to the only one; without calls to the listeners;
-    /// else drops it.
+    /// Delivers a notification to the call that it names, or to the only one, or to the legacy session to which
+    /// all calls belong; without calls to the listeners; else drops it.
     fn deliver_notification(&self, frame: Frame) {
         let Kind::Notification { method, params } = frame.kind() else { return };
-        let has_one_client = self.has_only_own_abandoned();
         let mut state = self.state.lock();
         let (mailbox, message) = match method {
             Method::Cancelled => {
                 let Some(id) = cancelled_id(params.as_ref()) else { return };
-                let Some(call) = state.calls.values().find(|call| call.requests.contains(&id)) else {
+                let Some(call) = state.calls.values().find(|call| call.has_request(&id)) else {
                     let request = state.take_unattributed(&id);
                     drop(state);
                     if let Some(request) = request {
@@ -229,22 +257,21 @@ impl<W: Transport> UpstreamSession<W> {
                 };
                 (call.mailbox.clone(), CallMessage::Notification(frame))
             }
-            _ if !state.abandoned.is_empty() && !has_one_client => return,
-            _ => {
-                let mut calls = state.calls.values();
-                let call = match (calls.next(), state.calls.len()) {
-                    (Some(call), 1) => call,
-                    (None, _) => {
-                        drop(state);
-                        return self.broadcast(&frame);
-                    }
-                    _ => match state.calls.values().find(|call| call.is_exclusive) {
-                        Some(call) => call,
-                        None => return,
-                    },
-                };
-                (call.mailbox.clone(), CallMessage::Notification(frame))
-            }
+            _ => match state.message_target() {
+                RequestTarget::Call(call) => match state.calls.get(&call) {
+                    Some(call) => (call.mailbox.clone(), CallMessage::Notification(frame)),
+                    None => return,
+                },
+                RequestTarget::Session(client, _) => {
+                    drop(state);
+                    return client.notify(&frame, &to_single_line(frame.as_bytes().clone()));
+                }
+                RequestTarget::NoCall => {
+                    drop(state);
+                    return self.broadcast(&frame);
+                }
+                RequestTarget::Unknown(_) => return,
+            },
         };
         drop(state);
         mailbox.push(message);
@@ -314,9 +341,73 @@ impl<W: Transport> UpstreamSession<W> {
 // === impl SessionState ===
 
 impl SessionState {
-    /// Removes a call from the abandoned ones: the server has finished it.
-    fn mark_answered(&mut self, call: u64) {
-        let _ = self.abandoned.remove(&call) || self.unanswered.remove(&call);
+    /// Removes a call from the abandoned ones: the server has finished it. Returns whether it was one.
+    fn mark_answered(&mut self, call: u64) -> bool {
+        let Some(index) = self.abandoned.iter().position(|abandoned| abandoned.call == call) else {
+            return false;
+        };
+        self.abandoned.swap_remove(index);
+        true
+    }
+
+    /// What an input request without a call belongs to.
+    fn request_target(&self) -> RequestTarget {
+        self.target_among(self.input_calls())
+    }
+
+    /// What another message without a call belongs to.
+    fn message_target(&self) -> RequestTarget {
+        let calls = || self.calls.iter().map(|(number, call)| (*number, call));
+        match calls().find(|(_, call)| call.is_exclusive) {
+            Some((number, _)) if !self.has_abandoned() => RequestTarget::Call(number),
+            Some(_) | None => self.target_among(calls()),
+        }
+    }
+
+    /// The target of a message that may belong to one of these calls, or to an abandoned one.
+    fn target_among<'a>(&'a self, mut calls: impl Iterator<Item = (u64, &'a InFlightCall)>) -> RequestTarget {
+        let Some((first, call)) = calls.next() else {
+            if !self.has_abandoned() {
+                return RequestTarget::NoCall;
+            }
+            let client = self.abandoned.first().and_then(|abandoned| abandoned.client.as_deref());
+            return match client.filter(|client| self.is_only_client(client)).and_then(CallClient::session) {
+                Some(session) => RequestTarget::Session(session, None),
+                None => RequestTarget::Unknown("a call was abandoned in the session"),
+            };
+        };
+        let mut newest = first;
+        let (mut is_sole, mut has_one_client) = (true, true);
+        let client = call.client.as_deref();
+        for (number, other) in calls {
+            is_sole = false;
+            newest = newest.max(number);
+            has_one_client &= match (client, &other.client) {
+                (Some(client), Some(other)) => client.is_same(other),
+                (None, _) | (_, None) => false,
+            };
+        }
+        let is_own_abandoned = || client.is_some_and(|client| self.is_only_client(client));
+        let session =
+            || client.and_then(CallClient::session).filter(|_| has_one_client && is_own_abandoned());
+        match (is_sole, self.has_abandoned()) {
+            (true, false) => RequestTarget::Call(first),
+            (true, true) if session().is_some() => RequestTarget::Call(first),
+            (false, _) if let Some(session) = session() => RequestTarget::Session(session, Some(newest)),
+            (true, true) => RequestTarget::Unknown("a call was abandoned in the session"),
+            (false, _) => RequestTarget::Unknown("several calls are in flight"),
+        }
+    }
+
+    fn has_abandoned(&self) -> bool {
+        !self.abandoned.is_empty() || self.has_forgotten_clients
+    }
+
+    /// Whether all abandoned calls are of this client.
+    fn is_only_client(&self, client: &CallClient) -> bool {
+        let is_same =
+            |abandoned: &AbandonedCall| abandoned.client.as_ref().is_some_and(|other| client.is_same(other));
+        !self.has_forgotten_clients && self.abandoned.iter().all(is_same)
     }
 
     /// Removes and returns the request outside calls with this id at the server.
@@ -340,18 +431,22 @@ impl UnattributedRequest {
 // === impl InFlightCall ===
 
 impl InFlightCall {
+    pub(super) fn has_request(&self, id: &RequestId) -> bool {
+        self.requests.iter().any(|request| request.id == *id)
+    }
+
     /// Adds an open request to the call.
     ///
     /// # Errors
     /// [`CallError::Invalid`] if there are too many.
-    fn note_request(&mut self, id: &RequestId) -> Result<(), CallError> {
+    fn note_request(&mut self, id: &RequestId, now: Instant) -> Result<(), CallError> {
         if self.requests.len() >= MAX_OPEN_REQUESTS {
             let why = format!(
                 "the server sent more than {MAX_OPEN_REQUESTS} input requests at a time during one call"
             );
             return Err(CallError::Invalid(why));
         }
-        self.requests.push(id.detached());
+        self.requests.push(OpenRequest { id: id.detached(), since: now });
         Ok(())
     }
 }

@@ -63,9 +63,7 @@ async fn open_once<W: Transport>(
     let (mut description, transport) = opened?;
     // Tasks of a server that clients share would be accessible to all of them.
     description.has_tasks &= W::IS_HTTP;
-    let accepts_input = caller.capabilities.can_receive_input_requests();
-    let session =
-        UpstreamSession::new(server.clone(), description, transport, accepts_input, owner, notifier.clone());
+    let session = UpstreamSession::new(server.clone(), description, transport, owner, notifier.clone());
     let session = Arc::new(session);
     if let Err(lost) = session.transport.send_message(message::INITIALIZED, RetryOnLoss::No).await {
         session.retire();

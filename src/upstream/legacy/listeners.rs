@@ -55,6 +55,9 @@ pub(super) trait BroadcastListener: Send + Sync {
     /// Cancels the open request `id` at the listener: a response would not be forwarded to the server.
     fn cancel_request(&self, id: &RequestId, reason: &str);
 
+    /// Whether the client reads the stream on which requests outside calls are sent.
+    fn is_listening(&self) -> bool;
+
     /// Lowest severity of log messages that the client requested with `logging/setLevel`; `None` if it
     /// requested none.
     fn level(&self) -> Option<LogSeverity>;
@@ -166,6 +169,10 @@ mod tests {
         fn send_request(&self, _: RequestId, _: &Frame, _: Box<dyn Responder>) {}
 
         fn cancel_request(&self, _: &RequestId, _: &str) {}
+
+        fn is_listening(&self) -> bool {
+            true
+        }
 
         fn level(&self) -> Option<LogSeverity> {
             None

@@ -9,6 +9,7 @@
 //! its stream go to `off_stream`.
 
 mod attribution;
+mod call_client;
 mod check;
 mod emulated;
 mod exchange;
@@ -50,6 +51,7 @@ use crate::{
     runtime::Network,
 };
 use bytes::Bytes;
+use call_client::CallClient;
 use emulated::EmulatedSessions;
 use exchange::CallExchange;
 use outbound::OutboundQueue;
@@ -138,7 +140,13 @@ impl<W: Transport> LegacyUpstream<W> {
 }
 
 impl<W: Transport> CallTarget for SessionPool<W> {
-    fn call(self: Arc<Self>, id: u64, call: &Call, deferral: Option<Deferral>) -> UpstreamEvents {
+    fn call(
+        self: Arc<Self>,
+        id: u64,
+        call: &Call,
+        (principal, credentials): (Principal, &Credentials),
+        deferral: Option<Deferral>,
+    ) -> UpstreamEvents {
         // A call that may become a task needs progress for the task's status message.
         let wants_progress = call.progress_token.is_some() || deferral.is_some();
         let request = CallRequest {
@@ -147,6 +155,7 @@ impl<W: Transport> CallTarget for SessionPool<W> {
             body: translate::translate_request(call, id, wants_progress),
             headers: call.headers.clone(),
             deferral,
+            client: CallClient::of_call(&*self.server().transport, id, principal, credentials, call),
             timeout: None,
         };
         self.listeners.mark_shared();
@@ -157,7 +166,7 @@ impl<W: Transport> CallTarget for SessionPool<W> {
 impl<W: Transport> Upstream for LegacyUpstream<W> {
     fn call(&self, call: OutgoingCall) -> UpstreamEvents {
         let OutgoingCall { id, call, caller, deferral } = call;
-        self.0.pool(&caller).call(id, &call, deferral)
+        self.0.pool(&caller).call(id, &call, (caller.principal, &caller.credentials), deferral)
     }
 
     fn call_in(
@@ -172,8 +181,15 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
             };
         }
         let NativeCall { id, method, body, deferral } = call;
-        let request =
-            CallRequest { id, method, body, headers: ExtraHeaders::default(), deferral, timeout: None };
+        let request = CallRequest {
+            id,
+            method,
+            body,
+            headers: ExtraHeaders::default(),
+            deferral,
+            client: None,
+            timeout: None,
+        };
         let Some(session) = self.client_session(&session) else {
             return (failed_events(CallError::not_over_http()), None);
         };
@@ -194,6 +210,7 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
             body: Bytes::new(),
             headers: ExtraHeaders::default(),
             deferral: Some(deferral),
+            client: None,
             timeout: None,
         };
         let call = CallExchange::resumed(session.clone(), request, handle?, &open)?;

@@ -62,7 +62,7 @@ impl<W: Transport> OffStreamCall for UpstreamSession<W> {
     }
 
     fn has_open_request(&self, id: &RequestId) -> bool {
-        self.state.lock().calls.values().any(|call| call.requests.contains(id))
+        self.state.lock().calls.values().any(|call| call.has_request(id))
     }
 
     fn receive(self: Arc<Self>, frame: Frame) {

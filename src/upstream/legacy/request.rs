@@ -1,8 +1,9 @@
 //! A call's request to its server.
 
 use bytes::Bytes;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use super::call_client::CallClient;
 use crate::{dialect::ExtraHeaders, protocol::Method, upstream::Deferral};
 
 /// A request ready to be sent.
@@ -17,6 +18,8 @@ pub(super) struct CallRequest {
     pub(super) headers: ExtraHeaders,
     /// Deferral state, if the call may become a task.
     pub(super) deferral: Option<Deferral>,
+    /// Client of the call, in a session that several clients may share.
+    pub(super) client: Option<Arc<CallClient>>,
     /// Time limit, if it differs from [`UpstreamTimeouts::call`](crate::upstream::UpstreamTimeouts::call).
     pub(super) timeout: Option<Duration>,
 }

@@ -27,7 +27,9 @@ impl<W: Transport> SessionResponder<W> {
     }
 
     fn respond_once(&mut self, outcome: &Result<Bytes, Bytes>) {
-        if let Some(id) = self.id.take() {
+        if let Some(id) = self.id.take()
+            && self.session.is_open(self.call, &id)
+        {
             self.session.respond_in_call(self.call, id, outcome);
         }
     }

@@ -7,7 +7,7 @@ use foldhash::fast::RandomState;
 use futures_util::{StreamExt, future::BoxFuture, stream};
 use http::HeaderValue;
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     attribution::NO_CALL,
+    call_client::CallClient,
     listeners::{BroadcastListener, BroadcastListeners, ListenerCensus},
     mailbox::{CallMessage, SessionMailbox},
     message,
@@ -29,9 +30,9 @@ use super::{
 };
 use crate::{
     dialect::legacy,
-    protocol::{Frame, RequestId},
+    protocol::{Frame, RequestId, code::INTERNAL_ERROR},
     runtime::{Clock, Mutex},
-    telemetry::{MessageUndelivered, metrics},
+    telemetry::{Limit, MessageUndelivered, metrics},
     upstream::{
         CallAnchor, CallError, Deferral, UpstreamDescription,
         transport::{RetryOnLoss, Transport, TransportSession},
@@ -58,8 +59,6 @@ pub(super) struct UpstreamSession<W: Transport> {
     has_no_off_stream: AtomicBool,
     /// Whether the session was used since the last [`UpstreamSession::take_used`].
     was_used: AtomicBool,
-    /// Whether the clients of the session accept input requests.
-    accepts_input: bool,
     /// Whether a legacy client opened the session: the proxy does not end the session, and messages outside
     /// calls are for the client.
     pub(super) is_client_session: bool,
@@ -94,10 +93,9 @@ pub(super) struct SessionState {
     pub(super) calls: HashMap<u64, InFlightCall, RandomState>,
     /// Abandoned calls that may receive requests. The server may still execute them, so a request or message
     /// that names no call may belong to one of them.
-    pub(super) abandoned: HashSet<u64, RandomState>,
-    /// Other abandoned calls, to which messages that name no call cannot belong. A session with many of them
-    /// is retired.
-    pub(super) unanswered: HashSet<u64, RandomState>,
+    pub(super) abandoned: Vec<AbandonedCall>,
+    /// Whether the clients of some abandoned calls are not recorded any more.
+    pub(super) has_forgotten_clients: bool,
     /// Open requests of the server outside calls that were sent to a client.
     pub(super) unattributed: Vec<UnattributedRequest>,
     /// Number of [`SessionHold`]s: calls, and messages being sent.
@@ -112,6 +110,18 @@ pub(super) struct SessionState {
     is_released: bool,
 }
 
+/// A call that was cancelled or given up, and that the server has not answered.
+pub(super) struct AbandonedCall {
+    pub(super) call: u64,
+    pub(super) client: Option<Arc<CallClient>>,
+}
+
+/// A request of the server in a call, until it is answered.
+pub(super) struct OpenRequest {
+    pub(super) id: RequestId,
+    pub(super) since: Instant,
+}
+
 /// A call in flight.
 pub(super) struct InFlightCall {
     pub(super) mailbox: Arc<SessionMailbox>,
@@ -119,10 +129,12 @@ pub(super) struct InFlightCall {
     pub(super) can_receive_input: bool,
     /// Deferral state, for a call that may become a task.
     deferral: Option<Deferral>,
+    /// Client of the call, in a session that several clients may share.
+    pub(super) client: Option<Arc<CallClient>>,
     /// Whether no other call that may receive requests is in the session.
     pub(super) is_exclusive: bool,
     /// Open requests of the server in this call.
-    pub(super) requests: Vec<RequestId>,
+    pub(super) requests: Vec<OpenRequest>,
     /// Requests that were open when the call was resumed. The server may send them again, because they may
     /// follow the last known event; they may have been answered by then.
     pub(super) restored: Box<[RequestId]>,
@@ -134,6 +146,7 @@ pub(super) struct UnattributedRequest {
     pub(super) server_id: RequestId,
     /// Id under which the client received the request.
     pub(super) client_id: RequestId,
+    pub(super) since: Instant,
     /// Client that received the request.
     pub(super) client: Weak<dyn BroadcastListener>,
 }
@@ -165,7 +178,8 @@ pub(super) struct SessionHold<W: Transport> {
     call: Option<u64>,
 }
 
-/// Limit of abandoned calls in a session; the session is retired above it.
+/// Limit of abandoned calls that a session remembers. Further ones of a client that has one there are forgotten
+/// without loss; after those of other clients, the session is used by no other client.
 const MAX_ABANDONED: usize = 256;
 
 /// Limit of concurrent cancellations when a session is closed.
@@ -179,12 +193,10 @@ impl<W: Transport> UpstreamSession<W> {
         server: Arc<ServerContext<W>>,
         description: UpstreamDescription,
         transport: W::Session,
-        accepts_input: bool,
         owner: Weak<dyn SessionOwner<W>>,
         notifier: ChangeNotifier,
     ) -> Self {
         let session = Self {
-            accepts_input,
             notifier,
             listeners_at_start: owner.upgrade().map(|owner| owner.listeners().census()).unwrap_or_default(),
             _counted: Some(server.count_session()),
@@ -266,7 +278,6 @@ impl<W: Transport> UpstreamSession<W> {
             state: Mutex::default(),
             has_no_off_stream: AtomicBool::new(false),
             was_used: AtomicBool::new(true),
-            accepts_input: true,
             is_client_session: false,
             client_id: None,
             queue: OnceLock::new(),
@@ -288,10 +299,11 @@ impl<W: Transport> UpstreamSession<W> {
         mailbox: &Arc<SessionMailbox>,
         is_exclusive: bool,
     ) -> Option<SessionHold<W>> {
-        let call = InFlightCall {
+        let mut call = InFlightCall {
             mailbox: mailbox.clone(),
             can_receive_input: request.method.can_request_input(),
             deferral: request.deferral.clone(),
+            client: request.client.clone(),
             is_exclusive,
             requests: Vec::new(),
             restored: Box::default(),
@@ -302,9 +314,12 @@ impl<W: Transport> UpstreamSession<W> {
         if state.is_ended && !self.is_client_session {
             return None;
         }
-        if call.can_receive_input && !is_exclusive {
-            // The call shares the session now, whatever was assumed before: requests cannot be attributed any
-            // more.
+        if call.can_receive_input
+            && (!is_exclusive || state.calls.values().any(|other| other.can_receive_input))
+        {
+            // The call shares the session now, whatever was assumed before: messages without a call cannot be
+            // attributed to one any more.
+            call.is_exclusive = false;
             state.calls.values_mut().for_each(|other| other.is_exclusive = false);
         }
         state.calls.insert(request.id, call);
@@ -315,7 +330,8 @@ impl<W: Transport> UpstreamSession<W> {
     /// Restores the server's requests that were open when the call was resumed.
     pub(super) fn restore_requests(&self, call: u64, open: &[RequestId]) {
         if let Some(call) = self.state.lock().calls.get_mut(&call) {
-            call.requests.extend_from_slice(open);
+            let since = self.server.clock.now();
+            call.requests.extend(open.iter().map(|id| OpenRequest { id: id.clone(), since }));
             call.restored = open.into();
         }
     }
@@ -363,7 +379,7 @@ impl<W: Transport> UpstreamSession<W> {
             state.take_unattributed(id);
         }
         let call = state.calls.get_mut(&call)?;
-        if let Some(index) = call.requests.iter().position(|request| request == id) {
+        if let Some(index) = call.requests.iter().position(|request| request.id == *id) {
             call.requests.swap_remove(index);
         }
         Some(call.mailbox.clone())
@@ -405,9 +421,9 @@ impl<W: Transport> UpstreamSession<W> {
         state.holds > 0 && !state.is_ended
     }
 
-    /// Whether a call that may receive requests is in flight.
-    pub(super) fn has_input_call(&self) -> bool {
-        self.state.lock().calls.values().any(|call| call.can_receive_input)
+    /// Whether any call in flight that may receive requests is such a one.
+    pub(super) fn any_input_call(&self, is_such: impl Fn(&InFlightCall) -> bool) -> bool {
+        self.state.lock().input_calls().any(|(_, call)| is_such(call))
     }
 
     /// Number of calls in flight.
@@ -432,11 +448,50 @@ impl<W: Transport> UpstreamSession<W> {
         input_calls.peek().is_some() && input_calls.all(InFlightCall::is_task)
     }
 
-    /// Whether all calls ever made in the session are of one client, so that requests of an abandoned call
-    /// are for that client. Takes the listeners' lock, and may drop a listener: must not be called while the
-    /// session's lock is held.
-    pub(super) fn has_one_client(&self) -> bool {
-        self.owner().is_some_and(|owner| owner.listeners().sole_listener(self.listeners_at_start).is_some())
+    /// Whether a call of this client may be made in the session without another client's: every call in flight
+    /// that may receive requests, and every abandoned one, is of the same client and of its session.
+    pub(super) fn is_free_for(&self, client: Option<&CallClient>) -> bool {
+        self.state.lock().is_free_for(client)
+    }
+
+    /// Whether the session has no calls in flight, and is kept from other clients by abandoned ones.
+    pub(super) fn has_only_abandoned(&self) -> bool {
+        let state = self.state.lock();
+        state.holds == 0 && (!state.abandoned.is_empty() || state.has_forgotten_clients)
+    }
+
+    /// Ends the input requests that have been open for this time: the server gets an error, and the client's
+    /// call continues as if the server had cancelled the request.
+    pub(super) fn end_overdue_requests(self: &Arc<Self>, turn: Duration) {
+        let Some(opened_before) = self.server.clock.now().checked_sub(turn) else { return };
+        let (in_calls, outside) = {
+            let mut state = self.state.lock();
+            let mut in_calls = Vec::new();
+            for (&number, call) in &mut state.calls {
+                let overdue = call.requests.extract_if(.., |request| request.since <= opened_before);
+                in_calls.extend(overdue.map(|request| (number, request.id, call.mailbox.clone())));
+            }
+            let outside = state.unattributed.extract_if(.., |request| request.since <= opened_before);
+            (in_calls, outside.collect::<Vec<_>>())
+        };
+        let refusal = || message::refusal(INTERNAL_ERROR, "no response in time, and other clients wait");
+        for (call, id, mailbox) in in_calls {
+            Limit::Turn.record_hit();
+            mailbox.push(CallMessage::RequestCancelled(id.clone()));
+            self.respond_in_call(call, id, &refusal());
+        }
+        for request in outside {
+            Limit::Turn.record_hit();
+            request.cancel("no response in time, and other clients wait");
+            self.respond_in_call(NO_CALL, request.server_id, &refusal());
+        }
+    }
+
+    /// Whether the server still waits for the response to this request: it was not ended before its client
+    /// responded.
+    pub(super) fn is_open(&self, call: u64, id: &RequestId) -> bool {
+        let state = self.state.lock();
+        state.calls.get(&call).is_none_or(|call| call.requests.iter().any(|request| request.id == *id))
     }
 
     /// Returns whether the session was used since the last query.
@@ -604,6 +659,38 @@ impl<W: Transport> UpstreamSession<W> {
     }
 }
 
+// === impl SessionState ===
+
+impl SessionState {
+    /// As [`UpstreamSession::is_free_for`].
+    fn is_free_for(&self, client: Option<&CallClient>) -> bool {
+        let is_same = |other: &Option<Arc<CallClient>>| {
+            client.is_some_and(|client| other.as_ref().is_some_and(|other| client.is_same(other)))
+        };
+        let may_join = client.is_some_and(CallClient::shares_with_itself);
+        !self.has_forgotten_clients
+            && self.abandoned.iter().all(|abandoned| is_same(&abandoned.client))
+            && self.input_calls().all(|(_, call)| may_join && is_same(&call.client))
+    }
+
+    /// The calls in flight that may receive requests.
+    pub(super) fn input_calls(&self) -> impl Iterator<Item = (u64, &InFlightCall)> {
+        self.calls.iter().filter(|(_, call)| call.can_receive_input).map(|(number, call)| (*number, call))
+    }
+
+    fn note_abandoned(&mut self, abandoned: AbandonedCall) {
+        if self.abandoned.len() >= MAX_ABANDONED {
+            let is_same = |other: &AbandonedCall| match (&other.client, &abandoned.client) {
+                (Some(other), Some(client)) => client.is_same(other),
+                (None, _) | (_, None) => false,
+            };
+            self.has_forgotten_clients |= !self.abandoned.iter().any(is_same);
+            return;
+        }
+        self.abandoned.push(abandoned);
+    }
+}
+
 // === impl InFlightCall ===
 
 impl InFlightCall {
@@ -622,30 +709,24 @@ impl<W: Transport> SessionHold<W> {
         self.session.state.lock().calls.remove(&call).is_some()
     }
 
-    /// Abandons the call: the server may still execute it. Messages that name no call are not delivered in
-    /// this session from now on, and the session is retired unless messages can still be attributed. Returns
-    /// whether the call was still in flight.
+    /// Abandons the call: the server may still execute it. Until it is answered, messages that name no call are
+    /// delivered only to its own client. A session that costs no process is retired. Returns whether the call
+    /// was still in flight.
     pub(super) fn abandon(&mut self) -> bool {
         let Some(call) = self.call.take() else { return false };
         let was_in_flight = {
             let mut state = self.session.state.lock();
-            state.calls.remove(&call).map(|in_flight| {
-                let unfinished = match in_flight.can_receive_input {
-                    true => &mut state.abandoned,
-                    false => &mut state.unanswered,
-                };
-                unfinished.insert(call);
-                (in_flight.can_receive_input, unfinished.len())
+            let in_flight = state.calls.remove(&call);
+            in_flight.map(|InFlightCall { can_receive_input, client, .. }| {
+                if can_receive_input {
+                    state.note_abandoned(AbandonedCall { call, client });
+                }
             })
         };
-        let Some((can_receive_input, unfinished_count)) = was_in_flight else { return false };
-        // If the clients accept no input requests, requests of an abandoned call cannot reach another call.
-        // The same holds before the server's first request, which retires the session.
-        let is_unambiguous = !can_receive_input
-            || !self.session.accepts_input
-            || self.session.server.request_placement.can_share_sessions()
-            || self.session.has_one_client();
-        if !(W::IS_COSTLY && is_unambiguous && unfinished_count < MAX_ABANDONED) {
+        if was_in_flight.is_none() {
+            return false;
+        }
+        if !W::IS_COSTLY {
             self.session.retire();
         }
         true
@@ -684,11 +765,17 @@ impl<W: Transport> SessionHold<W> {
 impl<W: Transport> Drop for SessionHold<W> {
     fn drop(&mut self) {
         self.finish();
-        let must_close = {
+        let (must_close, has_abandoned) = {
             let mut state = self.session.state.lock();
             state.holds -= 1;
-            state.is_retired && state.holds == 0 && !std::mem::replace(&mut state.is_ended, true)
+            let is_unused = state.holds == 0;
+            let must_close = state.is_retired && is_unused && !std::mem::replace(&mut state.is_ended, true);
+            (must_close, is_unused && !state.is_retired && !state.abandoned.is_empty())
         };
+        if has_abandoned && let Some(owner) = self.session.owner() {
+            // A waiting call of another client gets a session in its place.
+            owner.serve_queue();
+        }
         if must_close {
             let session = self.session.clone();
             self.session.server.work.spawn(async move { session.close_after_successor().await });

@@ -152,6 +152,7 @@ async fn send_request<W: Transport>(
         method,
         headers: ExtraHeaders::default(),
         deferral: None,
+        client: None,
         timeout: None,
     };
     let mut replies = CallExchange::new(pool.clone(), request);

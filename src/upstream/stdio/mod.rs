@@ -302,7 +302,7 @@ impl ProcessTransport {
         let why = match self.command.instances {
             ProcessSharing::PerCaller => "each caller has its own",
             ProcessSharing::Shared(_) if has_same_set => {
-                "calls that accept input requests take turns, or a task uses the other process"
+                "clients that accept input requests have a process each once the server has sent one"
             }
             ProcessSharing::Shared(_) => "its callers declare other capabilities than the others",
         };
@@ -384,15 +384,19 @@ impl Transport for ProcessTransport {
     type Session = ProcessSession;
 
     const IS_COSTLY: bool = true;
-    const SESSION_LIMIT_REASON: &'static str = "callers that accept input requests take turns in a process";
+    const SESSION_LIMIT_REASON: &'static str = "upstream.instances";
     /// Closing the input, SIGTERM and SIGKILL each take their time.
     const CLOSE_TIMEOUT: Duration = Duration::from_secs(6);
 
-    /// One session for the calls of a pool, which take turns if necessary; all other processes are for tasks.
+    fn is_local(&self) -> bool {
+        self.command.reveals_stderr
+    }
+
+    /// A pool may use all processes, for calls and tasks alike.
     fn limits(&self, limits: UpstreamLimits) -> UpstreamLimits {
         UpstreamLimits {
-            sessions: 1,
-            task_sessions: self.max_processes - 1,
+            sessions: self.max_processes,
+            task_sessions: 0,
             identities: self.max_processes,
             ..limits
         }
@@ -445,6 +449,10 @@ impl Transport for ProcessTransport {
 
     async fn eviction_requested(&self) {
         self.eviction_request.notified().await;
+    }
+
+    fn has_waiters(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > self.releasing.load(Ordering::Relaxed)
     }
 
     fn is_full(&self) -> bool {

@@ -70,6 +70,82 @@ async fn two_clients_in_one_process_each_get_the_input_requests_of_their_call() 
     }
 }
 
+/// As on a direct connection: the calls of one session run at the same time, and input requests are for the session.
+#[tokio::test(start_paused = true)]
+async fn calls_of_one_session_never_wait_for_each_other_and_their_input_requests_reach_it() {
+    for listens in [true, false] {
+        let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
+        let (client, mut child) = world.begin(everything()).await;
+        let listening = match listens {
+            true => Some(client.listen().await.follow()),
+            false => None,
+        };
+        // The server has sent an input request.
+        let (first, of_first) = call(&client, &mut child, 1).await;
+        child.asks("first", "elicitation/create").await;
+        let put = heard(&first).await.remove(0);
+        tell(&client, json!({ "jsonrpc": "2.0", "id": put["id"], "result": { "action": "accept" } })).await;
+        child.next().await.expect("an answer");
+        let mut calls = Vec::new();
+        for id in 2..7 {
+            calls.push(call(&client, &mut child, id).await);
+        }
+        assert_eq!(world.started(), 0, "all are in one process");
+        // It names no call: on the session's stream, or on that of the newest call of a client without one.
+        child.asks("whose", "roots/list").await;
+        settle().await;
+        let put = match &listening {
+            Some(listening) => listening.messages().pop().expect("it is put"),
+            None => heard(&calls[4].0).await.pop().expect("it is put"),
+        };
+        assert_eq!(put["method"], "roots/list");
+        tell(&client, json!({ "jsonrpc": "2.0", "id": put["id"], "result": { "roots": [] } })).await;
+        let answer = child.next().await.expect("an answer");
+        assert_eq!(answer, json!({ "jsonrpc": "2.0", "id": "whose", "result": { "roots": [] } }));
+        // So is a message of the log.
+        child.notifies("notifications/message", json!({ "level": "info", "data": "x" })).await;
+        settle().await;
+        if let Some(listening) = &listening {
+            assert_eq!(listening.messages().pop().expect("it is heard")["params"]["data"], "x");
+        }
+        for (waiting, at_child) in calls.iter().rev() {
+            child.answers(at_child, json!({ "content": [] })).await;
+            assert!(heard(waiting).await.pop().expect("an answer")["result"].is_object());
+        }
+        child.answers(&of_first, json!({ "content": [] })).await;
+        assert_eq!(heard(&first).await.len(), 2);
+    }
+}
+
+/// The processes of two sessions whose server has sent input requests: each keeps its own.
+#[tokio::test(start_paused = true)]
+async fn each_session_keeps_its_process() {
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
+    let (first, mut child) = world.begin(everything()).await;
+    let second = hello(&world.client(), everything()).await;
+    let (asked, of_asked) = call(&first, &mut child, 1).await;
+    child.asks("q", "elicitation/create").await;
+    let put = heard(&asked).await.remove(0);
+    let other = ask(&second, &json!(1), "tools/call", json!({ "name": "t" })).await;
+    let mut beside = world.child().await;
+    let of_other = beside.told("tools/call").await;
+    tell(&first, json!({ "jsonrpc": "2.0", "id": put["id"], "result": { "action": "accept" } })).await;
+    assert_eq!(child.next().await.expect("an answer")["id"], "q");
+    child.answers(&of_asked, json!({ "content": [] })).await;
+    beside.answers(&of_other, json!({ "content": [] })).await;
+    settle().await;
+    assert_eq!(heard(&other).await.len(), 1);
+    // In any order, and although both are free.
+    for id in [2, 3] {
+        for (client, child) in [(&second, &mut beside), (&first, &mut child)] {
+            let (waiting, at_child) = call(client, child, id).await;
+            child.answers(&at_child, json!({ "content": [] })).await;
+            assert_eq!(heard(&waiting).await.len(), 1);
+        }
+    }
+    assert_eq!(world.started(), 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_withdrawn_input_request_is_cancelled_at_the_client() {
     let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");

@@ -209,6 +209,7 @@ impl<W: Transport> EmulatedSessions<W> {
             body,
             headers: ExtraHeaders::default(),
             deferral: None,
+            client: Some(session.client().clone()),
             timeout: request.timeout,
         };
         let call = EmulatedCall::new(session, CallExchange::native(pool.clone(), call), progress_token);
@@ -281,6 +282,7 @@ impl<W: Transport> EmulatedSessions<W> {
             body,
             headers: ExtraHeaders::default(),
             deferral: Some(deferral),
+            client: Some(session.client().clone()),
             timeout: None,
         };
         Some(EmulatedCall::new(&session, CallExchange::native(session.pool(pools), request), token))

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         attribution::cancelled_id,
+        call_client::CallClient,
         listeners::{BroadcastListener, LogSeverity},
         message,
         pool::SessionPool,
@@ -43,6 +44,8 @@ pub(super) struct EmulatedSession<W: Transport> {
     pub(super) principal: Principal,
     /// Identity for its calls. Other sessions of the pool may declare more capabilities.
     caller: CallerIdentity,
+    /// Client of its calls.
+    client: Arc<CallClient>,
     /// Pool of its last call. Weak: an unused pool may be evicted while the session exists.
     pool: Mutex<Weak<SessionPool<W>>>,
     /// Result of the handshake.
@@ -99,10 +102,11 @@ pub(super) const MAX_OPEN_REQUESTS: usize = 64;
 impl<W: Transport> EmulatedSession<W> {
     /// Creates a session whose handshake is in progress.
     pub(super) fn new(id: HeaderValue, principal: Principal, caller: CallerIdentity) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new_cyclic(|session: &Weak<Self>| Self {
             id,
             principal,
             caller,
+            client: CallClient::of_session(principal, session.clone()),
             pool: Mutex::default(),
             negotiated: OnceLock::new(),
             state: Mutex::default(),
@@ -111,6 +115,11 @@ impl<W: Transport> EmulatedSession<W> {
             idle_rounds: AtomicU32::new(0),
             _counted: Limit::ClientSessions.acquire(1),
         })
+    }
+
+    /// The client of its calls.
+    pub(super) fn client(&self) -> &Arc<CallClient> {
+        &self.client
     }
 
     /// Returns the current pool for its calls, from `pools`. Registers the session as a listener there.
@@ -346,6 +355,10 @@ impl<W: Transport> BroadcastListener for EmulatedSession<W> {
         if self.discard_request(id) {
             self.backlog.push(legacy::cancelled_notification(id, reason));
         }
+    }
+
+    fn is_listening(&self) -> bool {
+        self.backlog.is_open()
     }
 
     fn level(&self) -> Option<LogSeverity> {

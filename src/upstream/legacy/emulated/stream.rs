@@ -36,6 +36,8 @@ struct BacklogState {
     sent: u64,
     /// Number of streams opened; only the last one is valid.
     streams: u64,
+    /// Whether the last stream is open.
+    is_open: bool,
     waker: Option<Waker>,
     is_ended: bool,
 }
@@ -92,6 +94,7 @@ impl StreamBacklog {
         let (stream, sent, old_reader) = {
             let mut backlog = self.0.lock();
             backlog.streams += 1;
+            backlog.is_open = true;
             let last = backlog.dropped + backlog.messages.len() as u64;
             // An id that was never assigned belongs to another session, or was made up.
             let resume_after = last_id.and_then(event_number).filter(|requested| *requested <= last);
@@ -106,6 +109,11 @@ impl StreamBacklog {
             is_ended: false,
             _guard: guard,
         }
+    }
+
+    /// Whether a client reads the stream.
+    pub(super) fn is_open(&self) -> bool {
+        self.0.lock().is_open
     }
 
     /// Ends the session and its stream.
@@ -151,6 +159,15 @@ impl StreamedBody for GetStreamBody {
 
     fn is_end(&self) -> bool {
         self.is_ended
+    }
+}
+
+impl Drop for GetStreamBody {
+    fn drop(&mut self) {
+        let mut backlog = self.backlog.0.lock();
+        if backlog.streams == self.stream {
+            backlog.is_open = false;
+        }
     }
 }
 

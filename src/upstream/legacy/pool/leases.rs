@@ -9,7 +9,10 @@
 
 use futures_util::FutureExt;
 use std::{pin::pin, sync::Arc, time::Duration};
-use tokio::{sync::oneshot, time::sleep};
+use tokio::{
+    sync::oneshot,
+    time::{interval, sleep},
+};
 
 use super::{
     super::{request::CallRequest, session::UpstreamSession},
@@ -30,6 +33,8 @@ pub(in crate::upstream::legacy) struct SessionLease<W: Transport> {
     pub(in crate::upstream::legacy) session: Arc<UpstreamSession<W>>,
     /// Pool to return the session to; `None` if the lease is shared.
     exclusive_in: Option<Arc<SessionPool<W>>>,
+    /// Id of the call's request, if the lease is exclusive.
+    call: u64,
 }
 
 /// Permit of one call to open one more session. Dropping it unused frees the slot for the next call.
@@ -47,6 +52,8 @@ pub(super) enum LeaseGrant<W: Transport> {
 
 /// Time for which a call waits for an exclusive session while tasks hold all of the pool.
 const TASK_WAIT: Duration = Duration::from_secs(1);
+/// Interval at which a waiting call looks for input requests that have been unanswered for too long.
+const TURN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 // === impl SessionPool ===
 
@@ -69,19 +76,18 @@ impl<W: Transport> SessionPool<W> {
         if self.can_share(method, list_session) {
             return Some(SessionLease::shared(list_session.clone()));
         }
-        // Calls in the queue come first.
-        if state.queue.is_empty() { self.take_idle(&mut state, holder) } else { None }
+        let holder = holder();
+        // Calls in the queue come first, except for those that need no further session.
+        let is_next = state.queue.is_empty() || state.is_joinable(&holder);
+        if is_next { self.take_free(&mut state, holder) } else { None }
     }
 
-    fn take_idle(
-        self: &Arc<Self>,
-        state: &mut PoolState<W>,
-        holder: impl FnOnce() -> LeaseHolder,
-    ) -> Option<SessionLease<W>> {
-        let pooled = state.all.iter_mut().rfind(|pooled| pooled.is_idle())?;
-        pooled.holder = Some(holder());
-        pooled.idle_sweeps = 0;
-        Some(SessionLease { session: pooled.session.clone(), exclusive_in: Some(self.clone()) })
+    fn take_free(self: &Arc<Self>, state: &mut PoolState<W>, holder: LeaseHolder) -> Option<SessionLease<W>> {
+        let limits = self.server.config.load().limits;
+        let can_open = state.can_open(&limits, holder.is_task()) && !self.server.transport.is_full();
+        let call = holder.call;
+        let session = state.lease_free(holder, can_open)?;
+        Some(SessionLease { session, exclusive_in: Some(self.clone()), call })
     }
 
     /// Whether a call may share the list session: the server sends no requests during it, or sends them on
@@ -122,7 +128,7 @@ impl<W: Transport> SessionPool<W> {
                         opened = &mut opened => return opened,
                         () = &mut task_wait, if !has_waited => has_waited = true,
                         () = transport.eviction_failed() => {
-                            let idle = self.take_idle(&mut self.state.lock(), || holder.clone());
+                            let idle = self.take_free(&mut self.state.lock(), holder.clone());
                             let shared = || if has_waited { self.share_with_tasks(&holder) } else { None };
                             if let Some(lease) = idle.or_else(shared) {
                                 return Ok(lease);
@@ -151,8 +157,8 @@ impl<W: Transport> SessionPool<W> {
                 return Err(CallError::Closing);
             }
             let is_task = holder.is_task();
+            let must_wait = !state.can_serve_now(&limits, holder.client.as_deref());
             state.queue.push_back(LeaseWaiter { holder, grant: sender });
-            let must_wait = !state.can_serve_now(&limits);
             if must_wait {
                 record_limits(&state, &limits, is_task);
             }
@@ -183,12 +189,14 @@ impl<W: Transport> SessionPool<W> {
         let limit = self.server.config.load().timeouts.queue;
         let (mut grant, mut queue_timeout) = (grant, pin!(sleep(limit).fuse()));
         let mut seen_on_stream = pin!(self.server.request_placement.wait_on_stream().fuse());
+        let mut turn_check = interval(TURN_CHECK_INTERVAL);
         loop {
             tokio::select! {
                 // Prefer a grant that arrives together with the timeout.
                 biased;
                 grant = &mut grant => return grant.map_err(|_| CallError::Closing),
                 () = &mut seen_on_stream => self.serve_queue(),
+                _ = turn_check.tick(), if W::IS_COSTLY => self.end_overdue_turns(holder),
                 () = &mut queue_timeout => {
                     if !holder.is_task() {
                         let limits = self.server.config.load().limits;
@@ -197,6 +205,21 @@ impl<W: Transport> SessionPool<W> {
                 }
             }
         }
+    }
+
+    /// Ends input requests that clients of other principals have left unanswered for `questions.turn` while this
+    /// call waits.
+    fn end_overdue_turns(&self, waiting: &LeaseHolder) {
+        let turn = self.server.config.load().timeouts.turn;
+        let used = self.state.lock().used_by_others(waiting);
+        used.iter().for_each(|session| session.end_overdue_requests(turn));
+    }
+
+    /// Ends input requests that have been unanswered for `questions.turn`, for a call of another pool.
+    pub(in crate::upstream::legacy) fn end_all_overdue_turns(&self) {
+        let turn = self.server.config.load().timeouts.turn;
+        let sessions: Vec<_> = self.state.lock().all.iter().map(|pooled| pooled.session.clone()).collect();
+        sessions.iter().for_each(|session| session.end_overdue_requests(turn));
     }
 
     /// Serves the queue after a shared call ended: it may have been the last that kept the session from being
@@ -211,18 +234,23 @@ impl<W: Transport> SessionPool<W> {
     pub(in crate::upstream::legacy) fn serve_queue(self: &Arc<Self>) {
         let mut unclaimed: Option<LeaseGrant<W>> = None;
         loop {
-            let (sender, grant) = {
+            let next = {
                 let mut state = self.state.lock();
                 // Undo the grant of a call that no longer waits, for the next one.
                 if let Some(grant) = unclaimed.take() {
                     grant.undo(&mut state);
                 }
-                match self.next_grant(&mut state) {
-                    Some(found) => found,
-                    None => return,
-                }
+                let next = self.next_grant(&mut state);
+                next.ok_or_else(|| {
+                    state.kept_by_abandoned().filter(|_| W::IS_COSTLY && !state.queue.is_empty())
+                })
             };
-            unclaimed = sender.send(grant).err();
+            match next {
+                Ok((sender, grant)) => unclaimed = sender.send(grant).err(),
+                // Its removal serves the queue again.
+                Err(Some(kept)) => return kept.retire(),
+                Err(None) => return,
+            }
         }
     }
 
@@ -235,21 +263,22 @@ impl<W: Transport> SessionPool<W> {
         state: &mut PoolState<W>,
     ) -> Option<(oneshot::Sender<LeaseGrant<W>>, LeaseGrant<W>)> {
         let limits = self.server.config.load().limits;
-        let head = state.queue.front()?.holder.clone();
+        let position = if W::IS_COSTLY { state.next_in_queue()? } else { 0 };
+        let head = state.queue.get(position)?.holder.clone();
         if let Some(list_session) = state
             .list_session
             .as_ref()
             .filter(|list_session| self.can_share(&Method::ToolsCall, list_session))
         {
             let lease = LeaseGrant::Lease(SessionLease::shared(list_session.clone()));
-            return Some((state.queue.pop_front()?.grant, lease));
+            return Some((state.queue.remove(position)?.grant, lease));
         }
         let for_task = head.is_task();
-        if let Some(lease) = self.take_idle(state, || head) {
-            return Some((state.queue.pop_front()?.grant, LeaseGrant::Lease(lease)));
+        if let Some(lease) = self.take_free(state, head) {
+            return Some((state.queue.remove(position)?.grant, LeaseGrant::Lease(lease)));
         }
         let next = if state.can_open(&limits, for_task) {
-            state.queue.pop_front()?
+            state.queue.remove(position)?
         } else {
             let is_task = |waiter: &LeaseWaiter<_>| waiter.holder.is_task();
             match state.queue.iter().position(is_task).filter(|_| state.can_open(&limits, true)) {
@@ -294,7 +323,7 @@ impl<W: Transport> LeaseGrant<W> {
         match self {
             Self::Lease(mut lease) => {
                 if lease.exclusive_in.take().is_some() {
-                    state.release(&lease.session);
+                    state.release(&lease.session, lease.call);
                 }
             }
             Self::Open(mut permit) => {
@@ -311,10 +340,10 @@ impl<W: Transport> LeaseGrant<W> {
 impl<W: Transport> SessionLease<W> {
     /// Returns a shared lease: other calls may use the session as well.
     pub(in crate::upstream::legacy) fn shared(session: Arc<UpstreamSession<W>>) -> Self {
-        Self { session, exclusive_in: None }
+        Self { session, exclusive_in: None, call: 0 }
     }
 
-    /// Whether no other call may use the session until the lease is dropped.
+    /// Whether no call of another client may use the session until the lease is dropped.
     pub(in crate::upstream::legacy) fn is_exclusive(&self) -> bool {
         self.exclusive_in.is_some()
     }
@@ -325,8 +354,10 @@ impl<W: Transport> Drop for SessionLease<W> {
         if let Some(pool) = self.exclusive_in.take() {
             let is_surplus = {
                 let mut state = pool.state.lock();
-                state.release(&self.session);
-                state.is_surplus(&self.session, &pool.server.config.load().limits)
+                state.release(&self.session, self.call);
+                let limits = pool.server.config.load().limits;
+                state.is_surplus(&self.session, &limits)
+                    || W::IS_COSTLY && pool.server.transport.has_waiters() && state.can_give_up(&self.session)
             };
             match is_surplus {
                 true => self.session.retire(),
@@ -360,7 +391,7 @@ impl<W: Transport> OpenPermit<W> {
         };
         let session = pool.open(insert).await?;
         self.pool = None;
-        Ok(SessionLease { session, exclusive_in: Some(pool) })
+        Ok(SessionLease { session, exclusive_in: Some(pool), call })
     }
 }
 

@@ -286,7 +286,7 @@ impl<W: Transport> SessionPool<W> {
             let has_other_reporters = W::IS_COSTLY && self.notifier.reporting_sessions() > all.len();
             let is_needed = has_listeners && !has_other_reporters || !self.subscriptions.is_empty();
             all.retain_mut(|pooled| {
-                let in_use = pooled.holder.is_some() || pooled.session.take_used();
+                let in_use = pooled.session.take_used() || !pooled.holders.is_empty();
                 pooled.idle_sweeps = if in_use { 0 } else { pooled.idle_sweeps + 1 };
                 let is_lists = lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, &pooled.session));
                 let is_kept = match is_lists {
@@ -325,7 +325,7 @@ impl<W: Transport> SessionPool<W> {
         has_no_waiters
             && !state.has_retiring()
             && self.subscriptions.is_empty()
-            && state.all.iter().all(|pooled| pooled.holder.is_none())
+            && state.all.iter().all(|pooled| pooled.holders.is_empty())
     }
 
     /// A session that no call uses or waits for, if the pool has others; the only one is closed with the pool
@@ -334,7 +334,7 @@ impl<W: Transport> SessionPool<W> {
         let state = self.state.lock();
         let has_waiters = state.opening.is_some() || !state.opening_for.is_empty() || !state.queue.is_empty();
         let is_unused = |pooled: &&pooled_sessions::PooledSession<W>| {
-            pooled.holder.is_none() && !pooled.session.has_users()
+            pooled.holders.is_empty() && !pooled.session.has_users()
         };
         let unused = state.all.iter().filter(|_| !has_waiters && state.all.len() > 1).find(is_unused)?;
         Some(unused.session.clone())

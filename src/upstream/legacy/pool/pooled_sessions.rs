@@ -7,7 +7,12 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-use super::super::{reports::ReportingSession, request::CallRequest, session::UpstreamSession};
+use super::super::{
+    call_client::CallClient,
+    reports::ReportingSession,
+    request::CallRequest,
+    session::{InFlightCall, UpstreamSession},
+};
 use crate::upstream::{CallError, Deferral, UpstreamLimits, transport::Transport};
 
 /// Sessions of a pool and its queue of calls that wait for a grant of type `T`. Locked for a few statements
@@ -30,20 +35,35 @@ pub(super) struct PooledSessions<W: Transport, T> {
 /// A session that takes calls.
 pub(super) struct PooledSession<W: Transport> {
     pub(super) session: Arc<UpstreamSession<W>>,
-    /// Call that holds an exclusive lease of the session; `None` if there is none.
-    pub(super) holder: Option<LeaseHolder>,
+    /// Calls that hold an exclusive lease of the session: one, or several of one legacy session.
+    pub(super) holders: Vec<LeaseHolder>,
+    /// Client of the last exclusive lease.
+    last_client: Option<Arc<CallClient>>,
     /// Number of consecutive [`SessionPool::sweep`](super::SessionPool::sweep)s without use.
     pub(super) idle_sweeps: u32,
     _reporting: ReportingSession,
 }
 
 /// A call that holds or waits for an exclusive session.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(in crate::upstream::legacy) struct LeaseHolder {
     /// Id of the call's request.
     pub(super) call: u64,
     /// Deferral state, if the call may become a task.
     pub(super) deferral: Option<Deferral>,
+    /// Client of the call, if several share the pool.
+    pub(super) client: Option<Arc<CallClient>>,
+}
+
+/// How well a free session suits a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Suitability {
+    /// Another legacy session that still exists used it last.
+    OtherSession,
+    /// No existing legacy session used it last.
+    Unclaimed,
+    /// The client used it last.
+    Own,
 }
 
 /// A call that waits for a grant of type `T`.
@@ -77,7 +97,8 @@ impl<W: Transport, T> PooledSessions<W, T> {
         let reporting = ReportingSession::new(&session.notifier);
         self.all.push(PooledSession {
             session: session.clone(),
-            holder,
+            last_client: holder.as_ref().and_then(|holder| holder.client.clone()),
+            holders: holder.into_iter().collect(),
             idle_sweeps: 0,
             _reporting: reporting,
         });
@@ -108,13 +129,82 @@ impl<W: Transport, T> PooledSessions<W, T> {
         sessions.chain(retiring.iter().filter_map(Weak::upgrade)).collect()
     }
 
-    /// Ends the exclusive lease of a session, which will be the next one to be leased.
-    pub(super) fn release(&mut self, session: &Arc<UpstreamSession<W>>) {
+    /// Ends a call's exclusive lease of a session. An unused session will be the next one to be leased.
+    pub(super) fn release(&mut self, session: &Arc<UpstreamSession<W>>, call: u64) {
         if let Some(index) = self.all.iter().position(|pooled| Arc::ptr_eq(&pooled.session, session)) {
             let mut pooled = self.all.remove(index);
-            pooled.holder = None;
+            pooled.holders.retain(|holder| holder.call != call);
             self.all.push(pooled);
         }
+    }
+
+    /// Leases the most suitable free session to a call: one that its client used last, else one that no other
+    /// legacy session claims, most recently used first. A session that another legacy session used last is
+    /// taken only if no further session can be opened (`can_open`).
+    pub(super) fn lease_free(
+        &mut self,
+        holder: LeaseHolder,
+        can_open: bool,
+    ) -> Option<Arc<UpstreamSession<W>>> {
+        let client = holder.client.as_deref();
+        let free = self.all.iter().enumerate().filter(|(_, pooled)| pooled.is_free_for(client));
+        let suitable = free.map(|(index, pooled)| (pooled.suitability_for(client), index));
+        let (_, index) = suitable
+            .filter(|(suitability, _)| *suitability > Suitability::OtherSession || !can_open)
+            // Of sessions of others, the least recently used one.
+            .max_by_key(|&(suitability, index)| match suitability {
+                Suitability::OtherSession => (suitability, usize::MAX - index),
+                Suitability::Unclaimed | Suitability::Own => (suitability, index),
+            })?;
+        let pooled = &mut self.all[index];
+        pooled.last_client.clone_from(&holder.client);
+        pooled.holders.push(holder);
+        pooled.idle_sweeps = 0;
+        Some(pooled.session.clone())
+    }
+
+    /// Whether a call of this client uses a session exclusively, which further calls of it can share.
+    pub(super) fn is_joinable(&self, holder: &LeaseHolder) -> bool {
+        let client = holder.client.as_deref();
+        self.all.iter().any(|pooled| !pooled.holders.is_empty() && pooled.is_free_for(client))
+    }
+
+    /// Returns a session without calls that abandoned calls keep from other clients: a call of another client
+    /// gets a new session in its place.
+    pub(super) fn kept_by_abandoned(&self) -> Option<Arc<UpstreamSession<W>>> {
+        let is_kept =
+            |pooled: &&PooledSession<W>| pooled.holders.is_empty() && pooled.session.has_only_abandoned();
+        Some(self.all.iter().find(is_kept)?.session.clone())
+    }
+
+    /// Position in the queue of the call to be served next: a call that can share its client's session, else
+    /// the first of a principal that uses no session, else the first.
+    pub(super) fn next_in_queue(&self) -> Option<usize> {
+        let uses_none = |holder: &LeaseHolder| {
+            holder.client.as_deref().is_some_and(|client| {
+                let is_same = |other: &Option<Arc<CallClient>>| {
+                    other.as_ref().is_some_and(|other| client.has_same_principal(other))
+                };
+                !self.opening_for.iter().any(|other| is_same(&other.client))
+                    && !self
+                        .all
+                        .iter()
+                        .any(|pooled| pooled.session.any_input_call(|call| is_same(&call.client)))
+            })
+        };
+        let joins = self.queue.iter().position(|waiter| self.is_joinable(&waiter.holder));
+        let next = joins.or_else(|| self.queue.iter().position(|waiter| uses_none(&waiter.holder)));
+        next.or_else(|| (!self.queue.is_empty()).then_some(0))
+    }
+
+    /// Sessions with a call that may receive requests and acts for another principal than this call.
+    pub(super) fn used_by_others(&self, holder: &LeaseHolder) -> Vec<Arc<UpstreamSession<W>>> {
+        let is_other = |other: &InFlightCall| match (&holder.client, &other.client) {
+            (Some(client), Some(other)) => !client.has_same_principal(other),
+            (None, _) | (_, None) => false,
+        };
+        let used = self.all.iter().filter(|pooled| pooled.session.any_input_call(is_other));
+        used.map(|pooled| pooled.session.clone()).collect()
     }
 
     /// Whether the limits allow one more session to be opened, for a task (`for_task`) or for a call.
@@ -135,10 +225,10 @@ impl<W: Transport, T> PooledSessions<W, T> {
         all - self.task_count().min(limits.task_sessions)
     }
 
-    /// Whether a queued call could proceed now.
-    pub(super) fn can_serve_now(&self, limits: &UpstreamLimits) -> bool {
+    /// Whether this queued call could proceed now.
+    pub(super) fn can_serve_now(&self, limits: &UpstreamLimits, client: Option<&CallClient>) -> bool {
         self.can_open(limits, false)
-            || self.all.iter().any(PooledSession::is_idle)
+            || self.all.iter().any(|pooled| pooled.is_free_for(client))
             || W::IS_COSTLY && self.shareable_with_tasks().is_some()
     }
 
@@ -159,6 +249,13 @@ impl<W: Transport, T> PooledSessions<W, T> {
         !is_lists && self.queue.is_empty() && self.call_count(limits) > limits.sessions.max(1)
     }
 
+    /// Whether this unused session can be closed for callers of another pool: the pool keeps others.
+    pub(super) fn can_give_up(&self, session: &Arc<UpstreamSession<W>>) -> bool {
+        let is_unused =
+            |pooled: &PooledSession<W>| Arc::ptr_eq(&pooled.session, session) && pooled.holders.is_empty();
+        self.all.len() > 1 && self.all.iter().any(is_unused)
+    }
+
     /// Removes the call from those for which sessions are being opened, and returns its holder.
     pub(super) fn take_opening(&mut self, call: u64) -> Option<LeaseHolder> {
         let index = self.opening_for.iter().position(|holder| holder.call == call)?;
@@ -169,23 +266,35 @@ impl<W: Transport, T> PooledSessions<W, T> {
 // === impl PooledSession ===
 
 impl<W: Transport> PooledSession<W> {
-    /// Whether the session can be leased exclusively: no call holds it, and no call in flight that started
-    /// while sessions were shared may still receive requests in it.
-    pub(super) fn is_idle(&self) -> bool {
-        self.holder.is_none() && !self.session.has_input_call()
+    /// Whether the session can be leased exclusively to a call of this client: no call of another holds it, and
+    /// none in flight that started while sessions were shared may still receive requests in it.
+    fn is_free_for(&self, client: Option<&CallClient>) -> bool {
+        let is_joinable = |holder: &LeaseHolder| {
+            let both = client.zip(holder.client.as_deref());
+            both.is_some_and(|(client, other)| client.shares_with_itself() && client.is_same(other))
+        };
+        self.holders.iter().all(is_joinable) && self.session.is_free_for(client)
+    }
+
+    fn suitability_for(&self, client: Option<&CallClient>) -> Suitability {
+        match (self.last_client.as_deref(), client) {
+            (Some(last), Some(client)) if last.is_same(client) => Suitability::Own,
+            (Some(last), _) if last.session().is_some() => Suitability::OtherSession,
+            (Some(_) | None, _) => Suitability::Unclaimed,
+        }
     }
 
     /// Whether a task uses the session.
     pub(super) fn has_task(&self) -> bool {
-        self.holder.as_ref().is_some_and(LeaseHolder::is_task) || self.session.has_task()
+        self.holders.iter().any(LeaseHolder::is_task) || self.session.has_task()
     }
 
     /// Whether only tasks keep the session from calls: its exclusive holder, or those that started while
     /// sessions were shared.
     pub(super) fn is_held_by_tasks(&self) -> bool {
-        match &self.holder {
-            Some(holder) => holder.is_task(),
-            None => self.session.has_only_tasks(),
+        match &self.holders[..] {
+            [] => self.session.has_only_tasks(),
+            holders => holders.iter().all(LeaseHolder::is_task),
         }
     }
 }
@@ -195,7 +304,7 @@ impl<W: Transport> PooledSession<W> {
 impl LeaseHolder {
     /// Holder for the call of this request.
     pub(in crate::upstream::legacy) fn new(request: &CallRequest) -> Self {
-        Self { call: request.id, deferral: request.deferral.clone() }
+        Self { call: request.id, deferral: request.deferral.clone(), client: request.client.clone() }
     }
 
     /// Whether the call has become a task.

@@ -1,19 +1,22 @@
 //! Turns in a shared process, and abandoned calls in it.
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use serde_json::json;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+use tokio::time::sleep;
 
-use super::{ASKABLE, MUTE, World, outgoing};
+use super::{ASKABLE, Call, MUTE, Process, World, outgoing};
 use crate::{
     dialect::{Principal, modern},
     protocol::Method,
-    upstream::{CallError, OutgoingCall, Upstream, UpstreamEvent},
+    runtime::Clock,
+    upstream::{CallError, OutgoingCall, PendingServerRequest, UpstreamEvent, stdio::ProcessSharing},
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_process_is_shared_until_its_first_request_and_calls_take_turns_then() {
-    let mut world = World::new();
+async fn a_process_is_shared_until_its_first_request_and_clients_take_turns_then() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
     let mut calls = [world.call(1, ASKABLE), world.call(2, ASKABLE)];
     let mut process = world.next_initialized().await;
     process.read_call().await;
@@ -44,115 +47,224 @@ async fn a_process_is_shared_until_its_first_request_and_calls_take_turns_then()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_waits_too_long_for_a_turn_gets_the_reason() {
-    let mut world = World::new();
-    let _first = world.call(1, ASKABLE);
+async fn once_a_server_has_sent_a_request_each_client_has_a_process() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(3));
+    let (mut process, _first, _question) = asked(&mut world, 1).await;
+    let mut others = [world.call(2, ASKABLE), world.call(3, ASKABLE)];
+    let mut beside = [world.next_initialized().await, world.next_initialized().await];
+    let mut ids = [beside[0].read_call().await, beside[1].read_call().await];
+    // Each request reaches the only call of its process.
+    for (process, id) in beside.iter_mut().zip(ids) {
+        process.send_request("q").await;
+        let call = &mut others[id as usize - 2];
+        let UpstreamEvent::ServerRequest(question) = call.next().await else { panic!("it is asked") };
+        process.answers(id).await;
+        call.is_answered().await;
+        question.responder.discard();
+    }
+    ids.sort_unstable();
+    assert_eq!(ids, [2, 3]);
+    // The next call of a client is made in the process that it used last, although another is free, too.
+    let mut again = world.call_of(Principal::derive(&[&2u64.to_be_bytes()]), 4, ASKABLE);
+    let [one, other] = &mut beside;
+    let used = tokio::select! {
+        id = one.read_call() => { assert_eq!(id, 4); one }
+        id = other.read_call() => { assert_eq!(id, 4); other }
+    };
+    used.answers(4).await;
+    again.is_answered().await;
+    assert!(world.has_no_start());
+    process.answers(1).await;
+}
+
+/// A process whose only call was sent an input request, the call, and the request.
+async fn asked(world: &mut World, id: u64) -> (Process, Call, PendingServerRequest) {
+    let mut call = world.call(id, ASKABLE);
+    let mut process = world.next_initialized().await;
+    assert_eq!(process.read_call().await, id);
+    process.send_request("q").await;
+    let UpstreamEvent::ServerRequest(question) = call.next().await else { panic!("it is asked") };
+    (process, call, question)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unanswered_request_ends_after_a_turn_if_another_principal_waits() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
+    let (mut process, mut first, question) = asked(&mut world, 1).await;
+    let began = world.clock.now();
+    // Alone, the client has time.
+    sleep(Duration::from_secs(60)).await;
+    assert!(process.stdin.next_line().now_or_never().is_none());
+    let mut second = world.call(2, ASKABLE);
+    let answer = process.reads().await;
+    assert_eq!((&answer["id"], answer["error"]["code"].as_i64()), (&json!("q"), Some(-32603)));
+    assert!(matches!(first.next().await, UpstreamEvent::RequestCancelled { .. }));
+    // A late response is not sent.
+    question.responder.respond(Ok(Bytes::from_static(br#"{"action":"accept"}"#)));
+    process.answers(1).await;
+    first.is_answered().await;
+    assert_eq!(process.read_call().await, 2);
+    assert!((60..63).contains(&(world.clock.now() - began).as_secs()));
+    // A new request has its time.
+    process.send_request("q").await;
+    let UpstreamEvent::ServerRequest(question) = second.next().await else { panic!("it is asked") };
+    let _third = world.call(3, ASKABLE);
+    sleep(Duration::from_secs(28)).await;
+    question.responder.respond(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
+    assert_eq!(process.reads().await["result"]["action"], "decline");
+    process.answers(2).await;
+    second.is_answered().await;
+    assert_eq!(process.read_call().await, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_of_one_principal_wait_for_its_own_input_request() {
+    let mut world = World::with(|command, config| {
+        command.instances = ProcessSharing::Shared(1);
+        config.timeouts.queue = Duration::from_secs(600);
+    });
+    let alice = Principal::derive(&[b"alice"]);
+    let mut first = world.call_of(alice, 1, ASKABLE);
     let mut process = world.next_initialized().await;
     process.read_call().await;
     process.send_request("q").await;
-    // A call whose client accepts no input requests waits for none.
+    let UpstreamEvent::ServerRequest(question) = first.next().await else { panic!("it is asked") };
+    let _second = world.call_of(alice, 2, ASKABLE);
+    sleep(Duration::from_secs(300)).await;
+    assert!(process.stdin.next_line().now_or_never().is_none());
+    question.responder.respond(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
+    assert_eq!(process.reads().await["id"], "q");
+    process.answers(1).await;
+    assert_eq!(process.read_call().await, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_several_principals_the_one_without_a_process_is_served_first() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
+    let (mut process, _first, _question) = asked(&mut world, 1).await;
+    let alice = Principal::derive(&[&1u64.to_be_bytes()]);
+    let mut second = world.call_of(alice, 2, ASKABLE);
+    let mut beside = world.next_initialized().await;
+    assert_eq!(beside.read_call().await, 2);
+    let _waiting = [world.call_of(alice, 3, ASKABLE), world.call_of(alice, 4, ASKABLE)];
+    sleep(Duration::from_secs(1)).await;
+    let _bob = world.call(9, ASKABLE);
+    sleep(Duration::from_secs(1)).await;
+    beside.answers(2).await;
+    second.is_answered().await;
+    assert_eq!(beside.read_call().await, 9);
+    process.answers(1).await;
+    assert_eq!(process.read_call().await, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_waits_too_long_for_a_turn_gets_the_reason() {
+    let mut world = World::with(|command, config| {
+        command.instances = ProcessSharing::Shared(1);
+        config.timeouts.turn = Duration::from_secs(600);
+    });
+    let (_process, _first, _question) = asked(&mut world, 1).await;
     let lost = world.call(2, ASKABLE).lost().await;
     assert!(matches!(lost, CallError::QueueTimeout { .. }), "{lost:?}");
-    assert!(
-        lost.to_string().contains("(callers that accept input requests take turns in a process)"),
-        "{lost}"
-    );
-    let mut mute = world.call(3, MUTE);
-    let mut other = world.next_initialized().await;
-    other.read_call().await;
-    other.answers(3).await;
-    mute.is_answered().await;
+    assert!(lost.to_string().contains("all 1 are busy (upstream.instances)"), "{lost}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_call_retires_its_process_only_if_its_requests_could_reach_others() {
-    for capabilities in [MUTE, ASKABLE] {
-        let mut world = World::new();
-        let call = world.call(1, capabilities);
-        let mut process = world.next_initialized().await;
-        process.read_call().await;
-        call.work.abort();
-        assert_eq!(process.reads().await["method"], "notifications/cancelled");
-        let mut next = world.call(2, capabilities);
-        assert_eq!(process.read_call().await, 2);
-        if capabilities == ASKABLE {
-            // The cancelled call may have sent it. No requests can be sent to clients in this process any
-            // more.
-            process.send_request("q").await;
-            assert_eq!(process.reads().await["error"]["code"], -32603);
-        }
-        process.answers(2).await;
-        next.is_answered().await;
-        let mut third = world.call(3, capabilities);
-        if capabilities == ASKABLE {
-            process.has_no_more_to_read().await;
-            process = world.next_initialized().await;
-        }
-        assert_eq!(process.read_call().await, 3);
-        // The server has sent requests.
-        third.work.abort();
-        assert_eq!(process.reads().await["method"], "notifications/cancelled");
-        if capabilities == ASKABLE {
-            process.has_no_more_to_read().await;
-        }
-        let _ = &mut third;
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_retired_process_with_a_call_in_flight_ends_with_its_server() {
-    let mut world = World::new();
-    let (first, mut second) = (world.call(1, ASKABLE), world.call(2, ASKABLE));
+async fn a_cancel_ends_no_process_and_keeps_it_for_its_client() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
+    let [alice, bob] = ["alice", "bob"].map(|name| Principal::derive(&[name.as_bytes()]));
+    let mut call = world.call_of(alice, 1, ASKABLE);
     let mut process = world.next_initialized().await;
     process.read_call().await;
-    process.read_call().await;
-    first.work.abort();
-    assert_eq!(process.reads().await["method"], "notifications/cancelled");
     process.send_request("q").await;
-    assert_eq!(process.reads().await["error"]["code"], -32603);
-    let server = world.server.clone();
-    let closing = tokio::spawn(async move { server.close().await });
-    let lost = second.lost().await;
-    assert!(matches!(lost, CallError::Closing), "{lost:?}");
-    assert_eq!(process.reads().await["method"], "notifications/cancelled");
-    process.has_no_more_to_read().await;
-    process.ends("exit status: 0").await;
-    closing.await.expect("it ends");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_cancelled_list_costs_no_process_until_there_are_many() {
-    let mut world = World::new();
-    let list = |id| OutgoingCall {
-        call: Arc::new(modern::build_call(&Method::ToolsList, "{}")),
-        ..outgoing(Principal::derive(&[b"lists"]), id, ASKABLE, "{}")
-    };
-    let _other = world.call(0, ASKABLE);
-    let mut process = world.next_initialized().await;
-    process.read_call().await;
-    for id in 1..=256 {
-        let call = world.send(list(id));
-        assert_eq!(process.reads().await["method"], "tools/list");
-        call.work.abort();
-        assert_eq!(process.reads().await["method"], "notifications/cancelled");
-        if id == 1 {
-            // The abandoned call sends no requests.
-            let _next = world.call(1000, ASKABLE);
-            assert_eq!(process.read_call().await, 1000);
-            process.answers(1000).await;
-            process.answers(1).await;
-        }
-    }
-    assert!(world.has_no_start());
-    let _last = [257, 258].map(|id| world.call(id, ASKABLE));
-    assert_eq!([process.read_call().await, process.read_call().await], [257, 258]);
-    // The first was answered after all, so this is the 256th without an answer.
-    let call = world.send(list(259));
-    assert_eq!(process.reads().await["method"], "tools/list");
+    assert!(matches!(call.next().await, UpstreamEvent::ServerRequest(_)));
+    assert_eq!(process.reads().await["id"], "q", "the request was dropped");
     call.work.abort();
     assert_eq!(process.reads().await["method"], "notifications/cancelled");
-    let _elsewhere = world.call(260, ASKABLE);
-    assert_eq!(world.next_initialized().await.read_call().await, 260);
+    // The client goes on in its process. A request there may be of either call.
+    let mut next = world.call_of(alice, 2, ASKABLE);
+    assert_eq!(process.read_call().await, 2);
+    process.send_request("whose").await;
+    assert_eq!(process.reads().await["error"]["code"], -32603);
+    // Another client waits for the calls to end, and gets a fresh process.
+    let mut other = world.call_of(bob, 3, ASKABLE);
+    sleep(Duration::from_secs(1)).await;
+    assert!(process.stdin.next_line().now_or_never().is_none());
+    process.answers(2).await;
+    next.is_answered().await;
+    process.has_no_more_to_read().await;
+    process.ends("exit status: 0").await;
+    let mut fresh = world.next_initialized().await;
+    assert_eq!(fresh.read_call().await, 3);
+    fresh.answers(3).await;
+    other.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn once_a_cancelled_call_is_answered_other_clients_use_its_process() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
+    let (mut process, call, question) = asked(&mut world, 1).await;
+    call.work.abort();
+    drop(question);
+    let mut lines = [process.reads().await, process.reads().await];
+    lines.sort_by_key(|line| line["method"].is_null());
+    assert_eq!(lines[0]["method"], "notifications/cancelled");
+    process.answers(1).await;
+    sleep(Duration::from_secs(1)).await;
+    let mut other = world.call(3, ASKABLE);
+    assert_eq!(process.read_call().await, 3);
+    // Its requests can be attributed again.
+    process.send_request("q").await;
+    assert!(matches!(other.next().await, UpstreamEvent::ServerRequest(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelled_requests_of_any_number_end_no_process() {
+    for capabilities in [MUTE, ASKABLE] {
+        let mut world = World::new();
+        let keeper = world.call(0, capabilities);
+        let mut process = world.next_initialized().await;
+        process.read_call().await;
+        for id in 1..=600 {
+            let outgoing = match id % 2 {
+                0 => outgoing(Principal::derive(&[b"calls"]), id, capabilities, r#"{"name":"t"}"#),
+                _ => OutgoingCall {
+                    call: Arc::new(modern::build_call(&Method::ToolsList, "{}")),
+                    ..outgoing(Principal::derive(&[b"lists"]), id, capabilities, "{}")
+                },
+            };
+            let call = world.send(outgoing);
+            assert_eq!(process.reads().await["id"], id);
+            call.work.abort();
+            assert_eq!(process.reads().await["method"], "notifications/cancelled");
+        }
+        let _last = world.call(1000, capabilities);
+        assert_eq!(process.read_call().await, 1000);
+        assert!(world.has_no_start());
+        drop(keeper);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_with_cancelled_calls_of_very_many_clients_is_used_by_none_of_them() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
+    let mut first = world.call(0, ASKABLE);
+    let mut process = world.next_initialized().await;
+    process.read_call().await;
+    for id in 1..=300 {
+        let call = world.call(id, ASKABLE);
+        assert_eq!(process.read_call().await, id);
+        call.work.abort();
+        assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    }
+    process.send_request("whose").await;
+    assert_eq!(process.reads().await["error"]["code"], -32603);
+    process.answers(0).await;
+    first.is_answered().await;
+    let _next = world.call(1000, ASKABLE);
+    process.has_no_more_to_read().await;
+    process.ends("exit status: 0").await;
+    assert_eq!(world.next_initialized().await.read_call().await, 1000);
 }
 
 #[tokio::test(start_paused = true)]
@@ -176,24 +288,4 @@ async fn after_a_cancelled_call_is_answered_messages_without_a_call_are_delivere
     assert!(String::from_utf8_lossy(heard.as_bytes()).contains("of the second"), "{heard:?}");
     process.answers(2).await;
     next.is_answered().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_process_that_answers_none_of_many_cancelled_calls_is_retired() {
-    let mut world = World::new();
-    let keeper = world.call(0, MUTE);
-    let mut process = world.next_initialized().await;
-    process.read_call().await;
-    for id in 1..=256 {
-        let call = world.call(id, MUTE);
-        assert_eq!(process.read_call().await, id);
-        call.work.abort();
-        assert_eq!(process.reads().await["method"], "notifications/cancelled");
-    }
-    let mut last = world.call(257, MUTE);
-    let mut another = world.next_initialized().await;
-    assert_eq!(another.read_call().await, 257);
-    another.answers(257).await;
-    last.is_answered().await;
-    drop(keeper);
 }

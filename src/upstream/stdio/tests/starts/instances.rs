@@ -67,7 +67,7 @@ async fn the_description_of_a_shared_process_is_available_at_once_and_sharing_is
     let OutgoingCall { id, call, caller, .. } = outgoing(Principal::ANONYMOUS, 3, MUTE, "{}");
     let before = Limit::Instances.snapshot().hits;
     let known = world.server.ready_server(&caller).expect("what the others know");
-    let mut replies = known.calls.call(id, &call, None);
+    let mut replies = known.calls.call(id, &call, (caller.principal, &caller.credentials), None);
     let call = tokio::spawn(async move { replies.next().await });
     assert_eq!(for_more.read_call().await, 3);
     for_more.answers(3).await;
@@ -281,12 +281,12 @@ async fn the_number_of_processes_is_bounded_and_a_long_wait_is_an_error() {
     process.read_call().await;
     process.send_request("q").await;
     assert_eq!(process.reads().await["id"], "q");
-    // An abandoned call may continue in it, so it takes no more calls, and it stays until the first has
+    // An abandoned call may continue in it, so it takes no calls of others, and it stays until the first has
     // ended.
     second.work.abort();
     assert_eq!(process.reads().await["method"], "notifications/cancelled");
     let lost = world.call(3, ASKABLE).lost().await;
-    assert!(matches!(lost, CallError::ProcessesInUse { limit: 1, .. }), "{lost:?}");
+    assert!(matches!(lost, CallError::QueueTimeout { limit: 1, .. }), "{lost:?}");
     let mut fourth = world.call(4, ASKABLE);
     process.answers(1).await;
     first.is_answered().await;
