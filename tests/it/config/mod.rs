@@ -97,7 +97,7 @@ routes:
       - { match: "*" }
     principal: { header: X-User }
     forward: [X-Tenant]
-    questions: { settle: 1ms, park: 2s }
+    questions: { settle: 1ms, park: 2s, turn: 3s }
     empty_contents_is_error: true
     tasks:
       max_ttl: 90m

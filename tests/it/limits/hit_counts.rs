@@ -38,6 +38,8 @@ const COUNTED: &[(&str, &str)] = &[
     ("upstream.instances", "a_limit_that_failed_a_call_is_counted_once"),
     ("upstream.start_timeout", "an_operator_sees_that_a_process_did_not_come_up_in_time"),
     ("questions.park", "an_input_request_over_the_park_time_is_cancelled_with_its_call"),
+    // Driven on paused time, without a proxy.
+    ("questions.turn", "an_unanswered_request_ends_after_a_turn_if_another_principal_waits"),
     ("held.deadline", "a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event"),
     ("store.max_bytes", "results_over_the_size_of_the_folder_are_counted"),
     ("free space of store.disk", "meets_a_disk_without_space"),

@@ -414,6 +414,10 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
         "upstream/stdio/start_limiter.rs MAX_PAUSE",
         By("the_pause_doubles_to_a_minute_and_only_a_steady_server_starts_over"),
     ),
+    (
+        "upstream/legacy/pool/leases.rs TURN_CHECK_INTERVAL",
+        By("an_unanswered_request_ends_after_a_turn_if_another_principal_waits"),
+    ),
     ("upstream/legacy/pool/leases.rs TASK_WAIT", By("a_call_shares_the_process_of_a_task_of_its_own_set")),
     ("upstream/stdio/start_limiter.rs FAILURE_LIFETIME", By("failures_of_one_caller_do_not_delay_another")),
     (
@@ -464,7 +468,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("upstream/legacy/reports.rs MAX_UNREAD", By("unread_notifications_are_bounded")),
     (
         "upstream/legacy/session.rs MAX_ABANDONED",
-        By("a_process_that_answers_none_of_many_cancelled_calls_is_retired"),
+        By("a_process_with_cancelled_calls_of_very_many_clients_is_used_by_none_of_them"),
     ),
     ("upstream/legacy/session.rs MAX_CONCURRENT_CANCELS", By("many_calls_over_the_drain_all_get_an_error")),
     (

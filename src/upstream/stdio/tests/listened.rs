@@ -28,7 +28,7 @@ async fn cancel_call(world: &World, process: &mut Process, id: u64, capabilities
 async fn no_process_is_started_for_listeners_if_one_of_another_set_reports_to_them() {
     let mut world = World::new();
     let _heard = world.server.subscribe_changes(Principal::ANONYMOUS);
-    let [mut first, mut second] = two_idle_processes(&mut world).await;
+    let [first, second] = two_idle_processes(&mut world).await;
     first.ends("exit status: 0").await;
     sleep(Duration::from_secs(60)).await;
     assert!(world.has_no_start(), "the other hears");

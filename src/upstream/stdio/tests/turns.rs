@@ -11,6 +11,7 @@ use crate::{
     dialect::{Principal, modern},
     protocol::Method,
     runtime::Clock,
+    telemetry::metrics::limit_snapshots,
     upstream::{CallError, OutgoingCall, PendingServerRequest, UpstreamEvent, stdio::ProcessSharing},
 };
 
@@ -95,10 +96,16 @@ async fn an_unanswered_request_ends_after_a_turn_if_another_principal_waits() {
     // Alone, the client has time.
     sleep(Duration::from_secs(60)).await;
     assert!(process.stdin.next_line().now_or_never().is_none());
+    let hits = |key: &str| {
+        let limits = limit_snapshots();
+        limits.into_iter().find(|limit| limit.limit == key).map(|limit| limit.hits)
+    };
+    let before = hits("questions.turn");
     let mut second = world.call(2, ASKABLE);
     let answer = process.reads().await;
     assert_eq!((&answer["id"], answer["error"]["code"].as_i64()), (&json!("q"), Some(-32603)));
     assert!(matches!(first.next().await, UpstreamEvent::RequestCancelled { .. }));
+    assert_eq!(hits("questions.turn"), before.map(|hits| hits + 1));
     // A late response is not sent.
     question.responder.respond(Ok(Bytes::from_static(br#"{"action":"accept"}"#)));
     process.answers(1).await;
