@@ -262,6 +262,19 @@ check('asking', 'questions-do-not-mix', () =>
   ),
 );
 
+check('asking', 'a-question-in-a-call-delays-no-others', () =>
+  withClient(async (client) => {
+    await sleep(300);
+    await callTool(client, 'ask', { question: 'First?' });
+    const began = performance.now();
+    const names = Array.from({ length: 5 }, () => label());
+    const results = await Promise.all(names.map((name) => callTool(client, 'slow', { seconds: 2, label: name })));
+    assert.deepEqual(results.map(textOf), names.map((name) => `slow ${name} is done`), 'the texts');
+    // One after another they take ten seconds.
+    assert.ok(performance.now() - began < 6000, 'the calls of a session run at the same time');
+  }),
+);
+
 check('asking', 'questions-of-every-kind-at-once', () =>
   withClient(async (client) => {
     await sleep(300); // one of them may go to the GET stream, which is still being opened

@@ -238,6 +238,38 @@ async def _(url: str) -> None:
         equal([text_of(each) for each in results], [f"{question} <{question}>" for question in questions], "the texts")
 
 
+@check("asking", "a-question-in-a-call-delays-no-others")
+async def _(url: str) -> None:
+    async with client(url, elicitation_callback=echo) as session:
+        await asyncio.sleep(0.3)
+        await session.call_tool("ask", {"question": "First?"})
+        began = time.monotonic()
+        names = [label() for _ in range(5)]
+        results = await asyncio.gather(*(session.call_tool("slow", {"seconds": 2.0, "label": name}) for name in names))
+        equal([text_of(result) for result in results], [f"slow {name} is done" for name in names], "the texts")
+        # One after another they take ten seconds.
+        true(time.monotonic() - began < 6, "the calls of a session run at the same time")
+
+
+@check("asking", "a-question-in-a-call-delays-no-other-client")
+async def _(url: str) -> None:
+    question, asked = f"Which, {label()}?", asyncio.Event()
+
+    async def slow_user(context: Any, params: Any) -> Any:
+        asked.set()
+        await asyncio.sleep(3)
+        return accept("late")
+
+    async with client(url, elicitation_callback=slow_user) as one, client(url, elicitation_callback=echo) as other:
+        waiting = asyncio.create_task(one.call_tool("ask", {"question": question}))
+        await asked.wait()
+        name = label()
+        result = await other.call_tool("slow", {"seconds": 0.3, "label": name})
+        equal(text_of(result), f"slow {name} is done", "the text")
+        true(not waiting.done(), "the other client does not wait for the user of this one")
+        equal(text_of(await waiting), f"{question} late", "the text")
+
+
 @check("asking", "questions-of-every-kind-at-once")
 async def _(url: str) -> None:
     async with client(url, **everything()) as session:
