@@ -1,7 +1,7 @@
 //! Reads of records that are not in memory, outside the writer thread.
 
 use super::{
-    changes::version_from_column,
+    changes::{ownership_from_column, version_from_column},
     error::{file_error, store_error},
     folder::{self, StoreFolder},
     record_cache::CachedRecord,
@@ -11,7 +11,7 @@ use super::{
 use crate::{
     protocol::Timestamp,
     runtime::Mutex,
-    store::{DueTask, ListCursor, StoreError},
+    store::{DueTask, ListCursor, LoadedTask, StoreError},
     task::{Record, TaskId, TaskPrincipal},
 };
 use rusqlite::{Connection, ToSql, params};
@@ -75,7 +75,7 @@ impl ReaderPool {
     }
 }
 
-/// Reads the record with this id, and its result; `None` if there is none.
+/// Reads the task with this id, and its result; `None` if there is none.
 pub(super) fn load(
     folder: &StoreFolder,
     connection: &Connection,
@@ -101,7 +101,9 @@ pub(super) fn load(
         .record(body)
         .map_err(|error| unreadable_error(folder.path(), id, &error))?;
     let (number, version) = (row.get(4).map_err(failed)?, version_from_column(row.get(5).map_err(failed)?));
-    Ok(Some(CachedRecord { version, record: Arc::new(record), number }))
+    let ownership = ownership_from_column(row.get(8).map_err(failed)?);
+    let task = LoadedTask { version, record: Arc::new(record), ownership };
+    Ok(Some(CachedRecord { task, number }))
 }
 
 fn read_all(folder: &StoreFolder, path: &Path) -> io::Result<Vec<u8>> {
@@ -128,7 +130,8 @@ pub(super) fn due(
         while let Some(row) = rows.next()? {
             let is_ended = row::is_ended(row.get_ref(2)?.as_str()?);
             let due: i64 = row.get(0)?;
-            found.push((due, DueTask { id: TaskId::from_entropy(row.get(1)?), is_ended }));
+            let (id, ownership) = (TaskId::from_entropy(row.get(1)?), ownership_from_column(row.get(3)?));
+            found.push((due, DueTask { id, is_ended, ownership }));
         }
         Ok(())
     };
@@ -262,13 +265,13 @@ fn limit_to_column(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX)
 }
 
-const LOAD: &str = "SELECT id, owner, created, head, number, version, file, body FROM tasks WHERE id = ?1";
-const DUE_ENDED: &str = "SELECT due, id, state FROM tasks WHERE NOT open AND due <= ?1 ORDER BY due LIMIT ?2";
+const LOAD: &str = "SELECT id, owner, created, head, number, version, file, body, node FROM tasks WHERE id = ?1";
+const DUE_ENDED: &str = "SELECT due, id, state, node FROM tasks WHERE NOT open AND due <= ?1 ORDER BY due LIMIT ?2";
 const DUE_OPEN: &str =
-    "SELECT due, id, state FROM tasks WHERE open AND node = ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
+    "SELECT due, id, state, node FROM tasks WHERE open AND node = ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
 /// Matches no row once the tasks of former processes are taken over.
-const DUE_OTHER_NODES: &str = "SELECT due, id, state FROM tasks WHERE open AND node < ?3 AND due <= ?1 \
-    UNION ALL SELECT due, id, state FROM tasks WHERE open AND node > ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
+const DUE_OTHER_NODES: &str = "SELECT due, id, state, node FROM tasks WHERE open AND node < ?3 AND due <= ?1 \
+    UNION ALL SELECT due, id, state, node FROM tasks WHERE open AND node > ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
 const LIST: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END \
     FROM tasks WHERE owner = ?1 AND (created, id) > (?2, ?3) ORDER BY created, id";
 /// Scans the whole index of open tasks, and nothing else: the other tasks are many more.
