@@ -92,7 +92,10 @@ impl MemoryStore {
     /// change meanwhile.
     pub fn recount(&self) -> Recount {
         let mut counts = StoreCounts::default();
-        self.shared.records.iter().for_each(|entry| counts.add(&CountedTask::from_record(&entry.task.record)));
+        self.shared
+            .records
+            .iter()
+            .for_each(|entry| counts.add(&CountedTask::from_record(&entry.task.record)));
         counts.compare(&self.shared.index.lock().counts)
     }
 

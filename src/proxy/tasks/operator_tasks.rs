@@ -7,7 +7,7 @@
 use crate::{
     dialect::Principal,
     protocol::ClockReading,
-    proxy::{CallRegistry, TaskLedger, answers, recent_map::RecentMap},
+    proxy::{TaskLedger, answers, recent_map::RecentMap},
     store::StoreError,
     task::{Canceller, Record, TaskId},
 };
@@ -16,7 +16,6 @@ use std::{fmt, sync::Arc};
 /// The operators' view of the tasks of all routes.
 pub struct OperatorTasks {
     ledger: Arc<TaskLedger>,
-    call_registry: Arc<CallRegistry>,
     /// The tasks that were shown recently, by name.
     names: RecentMap<String, TaskId>,
 }
@@ -86,9 +85,9 @@ const BATCH_SIZE: usize = 250;
 // === impl OperatorTasks ===
 
 impl OperatorTasks {
-    /// Creates the operators' view of these tasks and running calls.
-    pub fn new(ledger: Arc<TaskLedger>, call_registry: Arc<CallRegistry>) -> Self {
-        Self { ledger, call_registry, names: RecentMap::new(MAX_NAMES) }
+    /// Creates the operators' view of these tasks.
+    pub fn new(ledger: Arc<TaskLedger>) -> Self {
+        Self { ledger, names: RecentMap::new(MAX_NAMES) }
     }
 
     /// The current time for tasks, with the offset of the wall clock.
@@ -168,7 +167,7 @@ impl OperatorTasks {
             TaskLookup::None => return Ok(CancelOutcome::Unknown),
         };
         let id = &task.record.id;
-        match answers::cancel_task(&self.ledger, &self.call_registry, id, Canceller::Operator).await? {
+        match answers::cancel_task(&self.ledger, id, Canceller::Operator).await? {
             Some(record) => Ok(CancelOutcome::Cancelled(self.summarize(record))),
             None => Ok(match self.find(task.record.id.as_str()).await? {
                 TaskLookup::One(task) => CancelOutcome::AlreadyEnded(task),

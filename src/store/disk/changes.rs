@@ -388,13 +388,7 @@ impl CommitBatch {
     }
 
     /// Sets the new state of the record in the row with this number.
-    fn put(
-        &mut self,
-        number: i64,
-        version: RecordVersion,
-        record: &Arc<Record>,
-        ownership: TaskOwnership,
-    ) {
+    fn put(&mut self, number: i64, version: RecordVersion, record: &Arc<Record>, ownership: TaskOwnership) {
         let task = LoadedTask { version, record: Arc::clone(record), ownership };
         self.records.insert(record.id.clone(), Some(CachedRecord { task, number }));
     }

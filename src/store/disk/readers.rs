@@ -265,8 +265,10 @@ fn limit_to_column(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX)
 }
 
-const LOAD: &str = "SELECT id, owner, created, head, number, version, file, body, node FROM tasks WHERE id = ?1";
-const DUE_ENDED: &str = "SELECT due, id, state, node FROM tasks WHERE NOT open AND due <= ?1 ORDER BY due LIMIT ?2";
+const LOAD: &str =
+    "SELECT id, owner, created, head, number, version, file, body, node FROM tasks WHERE id = ?1";
+const DUE_ENDED: &str =
+    "SELECT due, id, state, node FROM tasks WHERE NOT open AND due <= ?1 ORDER BY due LIMIT ?2";
 const DUE_OPEN: &str =
     "SELECT due, id, state, node FROM tasks WHERE open AND node = ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
 /// Matches no row once the tasks of former processes are taken over.

@@ -4,11 +4,7 @@
 //! process. A reader may add a record that it has read from the database, if no record has been removed
 //! since.
 
-use crate::{
-    runtime::Mutex,
-    store::LoadedTask,
-    task::TaskId,
-};
+use crate::{runtime::Mutex, store::LoadedTask, task::TaskId};
 use dashmap::DashMap;
 use std::collections::{BTreeMap, HashMap};
 

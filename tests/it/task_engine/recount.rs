@@ -231,7 +231,7 @@ async fn expire() {
 async fn recount(world: &EngineAndServer, before: &BTreeMap<String, f64>) -> Vec<Arc<Record>> {
     let mut records = Vec::new();
     for due in world.store.due(Timestamp::from_millis(u64::MAX), usize::MAX).await.expect("it answers") {
-        records.push(world.store.load(&due.id).await.expect("it answers").expect("it is there").1);
+        records.push(world.store.load(&due.id).await.expect("it answers").expect("it is there").record);
     }
     let (tallies, usage) = world.ledger.census().await.expect("it answers");
     let bytes: usize = records.iter().map(|record| record.stored_bytes()).sum();
@@ -459,7 +459,7 @@ async fn what_operators_are_shown_agrees_with_a_recount() {
     let (mut tasks, mut bytes) = (0, 0);
     for due in store.due(Timestamp::from_millis(u64::MAX), usize::MAX).await.expect("it answers") {
         tasks += 1;
-        bytes += store.load(&due.id).await.expect("it answers").expect("it is there").1.stored_bytes();
+        bytes += store.load(&due.id).await.expect("it answers").expect("it is there").record.stored_bytes();
     }
     let limits = operator.json("/limits").await;
     let used = |key: &str| {
