@@ -139,8 +139,8 @@ pub mod runtime {
 pub mod store {
     pub use crate::store::{
         DiskStore, DueTask, Durability, ListCursor, LoadedTask, MemoryStore, OrphanTask, ProcessId,
-        RecordVersion, Recount, Store, StoreBounds, StoreError, StoreSecret, StoreUsage, TaskOwnership,
-        TaskTally, UpdateOutcome, update,
+        RecentTask, RecordVersion, Recount, Store, StoreBounds, StoreError, StoreSecret, StoreUsage,
+        TaskOwnership, TaskTally, UpdateOutcome, update,
     };
 
     pub mod disk {

@@ -5,8 +5,8 @@
 //! take the lock.
 
 use super::{
-    DueTask, Durability, ListCursor, LoadedTask, OrphanTask, ProcessId, RecordVersion, Recount, Store,
-    StoreBounds, StoreError, StoreUsage, TaskOwnership, TaskTally,
+    DueTask, Durability, ListCursor, LoadedTask, OrphanTask, ProcessId, RecentTask, RecordVersion, Recount,
+    Store, StoreBounds, StoreError, StoreUsage, TaskOwnership, TaskTally,
     counts::{CountedTask, StoreCounts},
 };
 use crate::{
@@ -262,7 +262,7 @@ impl Store for MemoryStore {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         let mut found = Vec::new();
         let mut below = below.unwrap_or(u64::MAX);
         loop {
@@ -274,9 +274,13 @@ impl Store for MemoryStore {
             // Records that have been removed or have ended since are made up for by later ones.
             let current_record = |(number, id): &(u64, TaskId)| {
                 let entry = self.shared.records.get(id)?;
-                let record = &entry.task.record;
+                let LoadedTask { record, ownership, .. } = &entry.task;
                 let is_current = entry.number == *number && record.state.is_ended() == is_ended;
-                is_current.then(|| (*number, Arc::clone(record)))
+                is_current.then(|| RecentTask {
+                    number: *number,
+                    record: Arc::clone(record),
+                    ownership: *ownership,
+                })
             };
             found.extend(page.iter().filter_map(current_record));
             match page.last() {

@@ -123,15 +123,14 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<Vec<Arc<Record>>, StoreError>;
 
     /// Returns at most `limit` finished (`is_ended`) or unfinished records of all owners with a number less
-    /// than `below`, the last inserted first; fewer only if there are no more. Each comes with its number in
-    /// the order of insertion. Results may be left out as in [`Store::list`]. For operators: reads all
+    /// than `below`, the last inserted first; fewer only if there are no more. Results may be left out as in [`Store::list`]. For operators: reads all
     /// unfinished records, and no more finished ones than requested.
     async fn recent(
         &self,
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError>;
+    ) -> Result<Vec<RecentTask>, StoreError>;
 
     /// The usage of the store in all and by one principal ([`TaskPrincipal::principal`]), for the quotas.
     /// Answered from memory, so that a quota can be checked under a lock.
@@ -181,6 +180,15 @@ pub struct DueTask {
     pub id: TaskId,
     /// Whether the task has ended, so that its record may be removed; otherwise its owner must renew it.
     pub is_ended: bool,
+    pub ownership: TaskOwnership,
+}
+
+/// A task in the order of insertion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecentTask {
+    /// The position in the order.
+    pub number: u64,
+    pub record: Arc<Record>,
     pub ownership: TaskOwnership,
 }
 

@@ -1,8 +1,8 @@
 //! The duration of store operations, as a metric.
 
 use super::{
-    DueTask, Durability, ListCursor, LoadedTask, OrphanTask, ProcessId, RecordVersion, Store, StoreBounds,
-    StoreError, StoreUsage, TaskTally,
+    DueTask, Durability, ListCursor, LoadedTask, OrphanTask, ProcessId, RecentTask, RecordVersion, Store,
+    StoreBounds, StoreError, StoreUsage, TaskTally,
 };
 use crate::{
     protocol::{ClockReading, Timestamp},
@@ -124,7 +124,7 @@ impl Store for TimedStore {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         self.time("recent", self.inner.recent(is_ended, below, limit)).await
     }
 

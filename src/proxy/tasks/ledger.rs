@@ -19,12 +19,12 @@ use super::{
 use crate::{
     dialect::Principal,
     policy::TaskQuotas,
-    protocol::{ClockReading, ErrorObject, Timestamp, code},
+    protocol::{ClockReading, ErrorObject, code},
     proxy::{CallRegistry, DeliveryCommit},
     runtime::{Clock, DrainWatch, SwapCell},
     store::{
-        self, DueTask, ListCursor, LoadedTask, OrphanTask, ProcessId, RecordVersion, Store, StoreBounds,
-        StoreError, StoreSecret, StoreUsage, TaskOwnership, TaskTally, UpdateOutcome,
+        self, DueTask, ListCursor, LoadedTask, OrphanTask, ProcessId, RecentTask, RecordVersion, Store,
+        StoreBounds, StoreError, StoreSecret, StoreUsage, TaskOwnership, TaskTally, UpdateOutcome,
     },
     task::{Record, TaskEffect, TaskEvent, TaskId, TaskPrincipal, TaskState},
     telemetry::{QuotaExceeded, TaskCreated, TaskEnd, TaskTransition},
@@ -74,13 +74,14 @@ struct LeasedTask {
     has_unstored: bool,
 }
 
-/// The lease of an unfinished task, as the sweep sees it.
-enum LeaseState {
+/// The state of the lease of an unfinished task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseState {
     /// This process holds it.
     Own,
     /// Another process holds it.
     Foreign,
-    /// No process holds it.
+    /// No process holds it: the call is lost, and the task is about to fail.
     Lapsed,
 }
 
@@ -332,14 +333,14 @@ impl TaskLedger {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         let found = self.store.recent(is_ended, below, limit).await;
         found.inspect_err(|error| self.log_failure("listing tasks", error))
     }
 
-    /// Returns whether this process owns a task, and whether a change of the task waits for the store.
-    pub(in crate::proxy) fn lease_status(&self, id: &TaskId) -> (bool, bool) {
-        self.leased.get(id).map_or((false, false), |leased| (true, leased.has_unstored))
+    /// Whether a change of the task waits for the store.
+    pub(in crate::proxy) fn has_unstored(&self, id: &TaskId) -> bool {
+        self.leased.get(id).is_some_and(|leased| leased.has_unstored)
     }
 
     /// Whether tasks outlive the process: the store is durable.
@@ -459,22 +460,22 @@ impl TaskLedger {
     /// # Errors
     /// [`StoreError`], which is logged.
     pub async fn load(&self, id: &TaskId) -> Result<Option<Arc<Record>>, StoreError> {
-        Ok(self.load_with_owner(id).await?.map(|(record, _)| record))
+        Ok(self.load_task(id).await?.map(|task| task.record))
     }
 
-    /// Loads the record of a task, as [`TaskLedger::load`], and the process that owns the task.
+    /// Loads a task as [`TaskLedger::load`], with its owner.
     ///
     /// # Errors
     /// [`StoreError`], which is logged.
-    pub(in crate::proxy) async fn load_with_owner(
-        &self,
-        id: &TaskId,
-    ) -> Result<Option<(Arc<Record>, ProcessId)>, StoreError> {
+    pub(in crate::proxy) async fn load_task(&self, id: &TaskId) -> Result<Option<LoadedTask>, StoreError> {
         match self.store.load(id).await {
-            Ok(found) => Ok(found.map(|task| (task.record, task.ownership.owner))),
+            Ok(found) => Ok(found),
             Err(error) => {
                 self.log_failure("loading a task", &error);
-                self.last_stored(id).map(|record| Some((record, self.process()))).ok_or(error)
+                let leased = self.leased.get(id).ok_or(error)?;
+                let (version, record) = (leased.version, Arc::clone(&leased.record));
+                let ownership = TaskOwnership { owner: self.process(), lease_until: None };
+                Ok(Some(LoadedTask { version, record, ownership }))
             }
         }
     }
@@ -547,8 +548,7 @@ impl TaskLedger {
     /// Returns the record for display: with a status message that says so if the task's latest change waits
     /// for the store, otherwise unchanged.
     pub fn with_unstored_message(&self, record: Arc<Record>) -> Arc<Record> {
-        let has_unstored = || self.leased.get(&record.id).is_some_and(|leased| leased.has_unstored);
-        if record.state.is_ended() || !has_unstored() {
+        if record.state.is_ended() || !self.has_unstored(&record.id) {
             return record;
         }
         Arc::new(Record { message: Some(UNSTORED_CHANGE_MESSAGE.to_owned()), ..Record::clone(&record) })
@@ -579,12 +579,11 @@ impl TaskLedger {
         batch: usize,
         stopping: &DrainWatch,
     ) -> Result<bool, StoreError> {
-        let now = self.clock.timestamp();
-        let due = self.store.due(now, batch).await?;
+        let due = self.store.due(self.clock.timestamp(), batch).await?;
         let (mut has_changed, mut failed) = (false, None);
         for task in &due {
             // An unreadable record does not delay the others.
-            match self.process_due(task, now, stopping).await {
+            match self.process_due(task, stopping).await {
                 Ok(is_changed) => has_changed |= is_changed,
                 Err(error) => drop(failed.get_or_insert(error)),
             }
@@ -599,7 +598,6 @@ impl TaskLedger {
     async fn process_due(
         &self,
         DueTask { id, is_ended, ownership }: &DueTask,
-        now: Timestamp,
         stopping: &DrainWatch,
     ) -> Result<bool, StoreError> {
         if *is_ended {
@@ -609,7 +607,7 @@ impl TaskLedger {
             tracing::debug!(target: "deferral::task", event = "forgotten", task = %id.tag());
             return Ok(true);
         }
-        let event = match self.lease_state(id, ownership, now) {
+        let event = match self.lease_state(id, ownership) {
             LeaseState::Own => TaskEvent::TtlRenewed,
             // The end of the proxy leaves its tasks to the next process.
             LeaseState::Lapsed if !stopping.is_stopped() => lost_call_event(),
@@ -619,13 +617,13 @@ impl TaskLedger {
         Ok(true)
     }
 
-    /// Who may change an unfinished task by itself. This process gives a lease up when it drops the
+    /// The state of the lease of an unfinished task. This process gives a lease up when it drops the
     /// [`TaskLease`], which it does only after the end of the call is stored, or at the end of the proxy;
     /// the lease of another process lapses at its end.
-    fn lease_state(&self, id: &TaskId, ownership: &TaskOwnership, now: Timestamp) -> LeaseState {
+    pub(in crate::proxy) fn lease_state(&self, id: &TaskId, ownership: &TaskOwnership) -> LeaseState {
         match ownership.owner == self.process() {
             true if self.leased.contains_key(id) => LeaseState::Own,
-            false if !ownership.has_lapsed(now) => LeaseState::Foreign,
+            false if !ownership.has_lapsed(self.clock.timestamp()) => LeaseState::Foreign,
             true | false => LeaseState::Lapsed,
         }
     }

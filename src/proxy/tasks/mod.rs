@@ -24,7 +24,7 @@ mod sweep;
 pub(super) mod watchers;
 
 pub use anchor::{AnchorSeal, TaskAnchor};
-pub use ledger::TaskLedger;
+pub use ledger::{LeaseState, TaskLedger};
 pub use operator_tasks::{
     CancelOutcome, OperatorTasks, TaskCursor, TaskLookup, TaskSummary, name_and_principal,
 };

@@ -19,7 +19,7 @@ use crate::{
         },
     },
     runtime::{or_pending, wait_until},
-    store::ProcessId,
+    store::{LoadedTask, ProcessId},
     task::{Canceller, Record, TaskId, TaskPrincipal, TaskState, view::ticket},
     telemetry::RequestOutcome,
 };
@@ -236,13 +236,13 @@ impl ResultWatch {
     async fn read_record(&mut self) -> Option<WatchEvent> {
         // Set before the load: if this future is dropped, the consumed change notification is not lost.
         self.store_retry_at = Some(self.shared.clock.now());
-        let Ok(found) = self.shared.ledger.load_with_owner(&self.task).await else {
+        let Ok(found) = self.shared.ledger.load_task(&self.task).await else {
             self.store_retry_at = Some(self.shared.clock.now() + STORE_RETRY_DELAY);
             return None;
         };
         self.store_retry_at = None;
-        let Some((record, owner)) = found else { return Some(WatchEvent::Expired) };
-        self.owner = owner;
+        let Some(LoadedTask { record, ownership, .. }) = found else { return Some(WatchEvent::Expired) };
+        self.owner = ownership.owner;
         let record = self.shared.ledger.with_unstored_message(record);
         self.record = Arc::clone(&record);
         if record.state.is_ended() {

@@ -35,8 +35,8 @@ pub use key::{key_path, load_or_create_key};
 pub use row::{RecordRow, RowColumns, RowError, encode_owner};
 
 use super::{
-    DueTask, Durability, ListCursor, LoadedTask, OrphanTask, ProcessId, RecordVersion, Recount, Store,
-    StoreBounds, StoreError, StoreUsage, TaskTally,
+    DueTask, Durability, ListCursor, LoadedTask, OrphanTask, ProcessId, RecentTask, RecordVersion, Recount,
+    Store, StoreBounds, StoreError, StoreUsage, TaskTally,
 };
 use crate::{
     protocol::{ClockReading, Timestamp},
@@ -341,7 +341,7 @@ impl Store for DiskStore {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         let read = self.readers.read(move |folder, connection| {
             readers::recent(folder.path(), connection, is_ended, below, limit)
         });

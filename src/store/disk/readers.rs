@@ -11,7 +11,7 @@ use super::{
 use crate::{
     protocol::Timestamp,
     runtime::Mutex,
-    store::{DueTask, ListCursor, LoadedTask, StoreError},
+    store::{DueTask, ListCursor, LoadedTask, RecentTask, StoreError},
     task::{Record, TaskId, TaskPrincipal},
 };
 use rusqlite::{Connection, ToSql, params};
@@ -193,31 +193,28 @@ pub(super) fn recent(
     is_ended: bool,
     below: Option<u64>,
     limit: usize,
-) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+) -> Result<Vec<RecentTask>, StoreError> {
     let below = below.map_or(i64::MAX, |below| i64::try_from(below).unwrap_or(i64::MAX));
     let found =
         if is_ended { recent_ended(connection, below, limit) } else { recent_live(connection, below, limit) };
     found.map_err(|error| store_error(folder, &error))
 }
 
-/// The number of a record in the order of insertion, and the record.
-type NumberedRecord = (u64, Arc<Record>);
-
-fn recent_ended(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<NumberedRecord>> {
+fn recent_ended(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<RecentTask>> {
     let mut statement = connection.prepare_cached(ENDED)?;
     let mut rows = statement.query(params![below])?;
     let mut found = Vec::new();
     while found.len() < limit
         && let Some(row) = rows.next()?
     {
-        found.extend(read_numbered(row)?);
+        found.extend(read_recent(row)?);
     }
     Ok(found)
 }
 
 /// Reads unfinished records. The numbers of all of them are read from the index, and only the rows of the
 /// requested ones from the table, because an open admin page requests these each second.
-fn recent_live(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<NumberedRecord>> {
+fn recent_live(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<RecentTask>> {
     let mut numbers = connection.prepare_cached(OPEN)?;
     let mut numbers = numbers.query(params![below])?;
     let mut statement = connection.prepare_cached(LIVE)?;
@@ -227,21 +224,21 @@ fn recent_live(connection: &Connection, below: i64, limit: usize) -> rusqlite::R
     {
         let mut rows = statement.query(params![number.get::<_, i64>(0)?])?;
         if let Some(row) = rows.next()? {
-            found.extend(read_numbered(row)?);
+            found.extend(read_recent(row)?);
         }
     }
     Ok(found)
 }
 
-/// Reads a record and its number; `None` if the row is unreadable.
-fn read_numbered(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<NumberedRecord>> {
+/// Reads a task; `None` if the row is unreadable.
+fn read_recent(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<RecentTask>> {
     let columns = read_columns(row)?;
     let record = match row.get::<_, Option<Vec<u8>>>(4)? {
         Some(body) => columns.record(body.into()),
         None => columns.without_body(),
     };
-    let number: i64 = row.get(5)?;
-    Ok(record.ok().map(|record| (number.cast_unsigned(), Arc::new(record))))
+    let (number, ownership) = (row.get::<_, i64>(5)?.cast_unsigned(), ownership_from_column(row.get(6)?));
+    Ok(record.ok().map(|record| RecentTask { number, record: Arc::new(record), ownership }))
 }
 
 fn read_columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<RowColumns<'a>> {
@@ -278,7 +275,7 @@ const LIST: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_requ
     FROM tasks WHERE owner = ?1 AND (created, id) > (?2, ?3) ORDER BY created, id";
 /// Scans the whole index of open tasks, and nothing else: the other tasks are many more.
 const OPEN: &str = "SELECT number FROM tasks INDEXED BY open WHERE open AND number < ?1 ORDER BY number DESC";
-const LIVE: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END, number \
+const LIVE: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END, number, node \
     FROM tasks WHERE number = ?1 AND state IN ('working', 'input_required')";
-const ENDED: &str = "SELECT id, owner, created, head, NULL, number FROM tasks NOT INDEXED \
+const ENDED: &str = "SELECT id, owner, created, head, NULL, number, node FROM tasks NOT INDEXED \
     WHERE number < ?1 AND state NOT IN ('working', 'input_required') ORDER BY number DESC";

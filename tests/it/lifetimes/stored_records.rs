@@ -5,8 +5,8 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::{ClockOffset, ClockReading, Timestamp},
     store::{
-        DueTask, Durability, ListCursor, LoadedTask, MemoryStore, OrphanTask, ProcessId, RecordVersion,
-        Store, StoreBounds, StoreError, StoreUsage, TaskTally,
+        DueTask, Durability, ListCursor, LoadedTask, MemoryStore, OrphanTask, ProcessId, RecentTask,
+        RecordVersion, Store, StoreBounds, StoreError, StoreUsage, TaskTally,
     },
     task::{Record, TaskId, TaskPrincipal, TaskState},
 };
@@ -169,7 +169,7 @@ impl Store for Records {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         self.kept.recent(is_ended, below, limit).await
     }
 

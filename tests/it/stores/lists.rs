@@ -113,8 +113,8 @@ pub(super) async fn operators_find_the_youngest_first_and_what_works_apart_from_
 ) {
     let recent = async |is_ended, below, limit| {
         let found = store.recent(is_ended, below, limit).await.expect("answers");
-        let ids: Vec<_> = found.iter().map(|(_, record)| record.id.clone()).collect();
-        (ids, found.last().map(|(number, _)| *number))
+        let ids: Vec<_> = found.iter().map(|task| task.record.id.clone()).collect();
+        (ids, found.last().map(|task| task.number))
     };
     let ids = |numbers: &[u8]| numbers.iter().map(|number| id(*number)).collect::<Vec<_>>();
     assert_eq!(recent(false, None, 9).await, (vec![], None));

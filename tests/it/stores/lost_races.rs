@@ -6,8 +6,8 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::{ClockReading, Timestamp},
     store::{
-        DueTask, Durability, ListCursor, LoadedTask, MemoryStore, OrphanTask, ProcessId, RecordVersion,
-        Store, StoreBounds, StoreError, StoreUsage, TaskTally, UpdateOutcome, update,
+        DueTask, Durability, ListCursor, LoadedTask, MemoryStore, OrphanTask, ProcessId, RecentTask,
+        RecordVersion, Store, StoreBounds, StoreError, StoreUsage, TaskTally, UpdateOutcome, update,
     },
     task::{EventRefusal, Record, TaskEvent, TaskId, TaskPrincipal},
 };
@@ -90,7 +90,7 @@ impl Store for Contended {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         self.inner.recent(is_ended, below, limit).await
     }
 

@@ -17,7 +17,7 @@ use self::{
         operators_find_the_youngest_first_and_what_works_apart_from_what_has_ended,
         pages_lose_and_repeat_nothing_during_concurrent_changes,
     },
-    ownership::{a_swap_proves_that_the_owner_is_still_the_same, load_and_due_report_who_owns_a_task},
+    ownership::{a_swap_proves_that_the_owner_is_still_the_same, each_read_reports_who_owns_a_task},
     random_changes::random_changes_agree_with_a_plain_map,
     records::{
         a_large_result_returns_whole, a_record_that_changed_is_due_anew, a_version_is_good_for_one_change,
@@ -97,7 +97,7 @@ macro_rules! each_store {
     } {
         records_survive_a_restart
         orphans_of_a_process_are_given_to_the_next_once
-        load_and_due_report_who_owns_a_task
+        each_read_reports_who_owns_a_task
         a_swap_proves_that_the_owner_is_still_the_same
         an_anchor_is_kept_until_it_is_of_no_use
         an_id_that_is_used_again_is_not_listed_by_its_former_owner

@@ -6,17 +6,20 @@ use deferral::internals::{
     task::TaskEvent,
 };
 
-/// The owner of a task, as `load` and `due` report it, and its version.
+/// The owner of a task, as each read reports it, and its version.
 async fn owned(store: &dyn Store, number: u8) -> (TaskOwnership, RecordVersion) {
-    let LoadedTask { ownership, version, .. } =
+    let LoadedTask { ownership, version, record } =
         store.load(&id(number)).await.expect("answers").expect("found");
     let due = store.due(START + MINUTE * 60, 99).await.expect("answers");
     let due = due.into_iter().find(|due| due.id == id(number)).expect("due");
     assert_eq!(due.ownership, ownership);
+    let recent = store.recent(record.state.is_ended(), None, 99).await.expect("answers");
+    let recent = recent.into_iter().find(|recent| recent.record.id == id(number)).expect("recent");
+    assert_eq!(recent.ownership, ownership);
     (ownership, version)
 }
 
-pub(super) async fn load_and_due_report_who_owns_a_task(mut fresh: Fresh) {
+pub(super) async fn each_read_reports_who_owns_a_task(mut fresh: Fresh) {
     let own = |fresh: &Fresh| TaskOwnership { owner: fresh.store.process(), lease_until: None };
     let former = own(&fresh);
     for number in 1..=3 {

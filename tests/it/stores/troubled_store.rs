@@ -6,7 +6,7 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::{ClockReading, Timestamp},
     store::{
-        DueTask, Durability, ListCursor, LoadedTask, OrphanTask, ProcessId, RecordVersion, Store,
+        DueTask, Durability, ListCursor, LoadedTask, OrphanTask, ProcessId, RecentTask, RecordVersion, Store,
         StoreBounds, StoreError, StoreUsage, TaskTally,
     },
     task::{Record, TaskId, TaskPrincipal},
@@ -174,7 +174,7 @@ impl Store for Troubled {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         asked!(self, self.inner.recent(is_ended, below, limit))
     }
 

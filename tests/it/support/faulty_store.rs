@@ -10,8 +10,8 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::{ClockReading, Timestamp},
     store::{
-        DueTask, Durability, ListCursor, LoadedTask, MemoryStore, OrphanTask, ProcessId, RecordVersion,
-        Store, StoreBounds, StoreError, StoreUsage, TaskOwnership, TaskTally,
+        DueTask, Durability, ListCursor, LoadedTask, MemoryStore, OrphanTask, ProcessId, RecentTask,
+        RecordVersion, Store, StoreBounds, StoreError, StoreUsage, TaskOwnership, TaskTally,
     },
     task::{Record, TaskId, TaskPrincipal},
 };
@@ -353,7 +353,7 @@ impl Store for FaultyStore {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         self.begins(Op::List).await?;
         let done = self.inner.recent(is_ended, below, limit).await;
         self.may_yield().await;

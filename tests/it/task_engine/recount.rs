@@ -12,7 +12,11 @@ use crate::{
     },
 };
 use deferral::internals::{
-    policy::TaskQuotas, protocol::Timestamp, store::Store as _, task::Record, telemetry::limit_snapshots,
+    policy::TaskQuotas,
+    protocol::Timestamp,
+    store::{RecentTask, Store as _},
+    task::Record,
+    telemetry::limit_snapshots,
 };
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -364,7 +368,7 @@ async fn end_tasks(world: &EngineAndServer, client: &Client, ending: Ending, tas
             // A ticket does not say which task it is.
             let recent = world.store.recent(false, None, tasks).await.expect("it answers");
             assert_eq!(recent.len(), tasks);
-            let cancels = recent.into_iter().map(|(_, record)| {
+            let cancels = recent.into_iter().map(|RecentTask { record, .. }| {
                 let operators = Arc::clone(&world.operators);
                 async move { operators.cancel(record.id.as_str()).await.map(drop) }
             });
