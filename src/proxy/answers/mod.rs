@@ -110,11 +110,8 @@ pub(super) fn attach_waiter(
     input_filter: Option<InputFilter>,
 ) -> Result<Option<mpsc::Receiver<Bytes>>, MailboxFull> {
     let (sender, receiver) = mpsc::channel(MESSAGE_BUFFER);
-    Ok(shared
-        .ledger
-        .call_registry
-        .attach(id, LocalRequest::ResultWaiter(sender, input_filter))?
-        .then_some(receiver))
+    let waiter = LocalRequest::ResultWaiter(sender, input_filter);
+    Ok(shared.ledger.call_registry.attach(id, waiter)?.then_some(receiver))
 }
 
 /// Cancels a task and its call; `by` says who requested this. Returns the changed record; `None` if the task

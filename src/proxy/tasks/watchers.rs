@@ -228,11 +228,11 @@ mod tests {
         let others = (
             watch(&hub, &task, WatcherKind::Stream),
             watch(&hub, &task, WatcherKind::OwnCall),
-            hub.watch(vec![other.clone()], WAITER),
+            hub.watch(vec![other], WAITER),
         );
         assert!(others.2.is_some(), "other tasks are not concerned");
         waiters.pop();
-        waiters.extend(hub.watch(vec![task.clone()], WAITER));
+        waiters.extend(hub.watch(vec![task], WAITER));
         assert_eq!(waiters.len(), WAITERS_PER_TASK, "there is room again");
         drop((waiters, others));
         assert!(hub.subscribers.is_empty());
