@@ -138,8 +138,9 @@ pub mod runtime {
 
 pub mod store {
     pub use crate::store::{
-        DiskStore, DueTask, Durability, ListCursor, MemoryStore, OrphanTask, RecordVersion, Recount, Store,
-        StoreBounds, StoreError, StoreSecret, StoreUsage, TaskTally, UpdateOutcome, update,
+        DiskStore, DueTask, Durability, ListCursor, LoadedTask, MemoryStore, OrphanTask, ProcessId,
+        RecentTask, RecordVersion, Recount, Store, StoreBounds, StoreError, StoreSecret, StoreUsage,
+        TaskOwnership, TaskTally, UpdateOutcome, update,
     };
 
     pub mod disk {

@@ -379,7 +379,7 @@ mod tests {
             servers: RouteServers::new(),
             routes: Vec::new(),
             settings: "{}".into(),
-            operators: Arc::new(OperatorTasks::new(Arc::clone(&ledger), Arc::default())),
+            operators: Arc::new(OperatorTasks::new(Arc::clone(&ledger))),
             ledger,
             stopping,
             needs_servers: false,

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     protocol::ClockReading,
-    proxy::{CancelOutcome, TaskCursor, TaskLookup, TaskSummary, name_and_principal},
+    proxy::{CancelOutcome, LeaseState, TaskCursor, TaskLookup, TaskSummary, name_and_principal},
     store::StoreError,
     task::{HistoryEntry, Record, TaskState, TaskView},
 };
@@ -35,7 +35,10 @@ struct TaskListEntry<'a> {
     caller: Option<&'a str>,
     questions: Vec<InputRequestView<'a>>,
     waits: usize,
+    /// Whether this process runs the call.
     is_held: bool,
+    /// Whether no process runs the call, although the task has not ended.
+    is_lost: bool,
     waits_for_store: bool,
 }
 
@@ -215,7 +218,8 @@ fn task_json(parts: &AdminParts, task: &TaskSummary, now: ClockReading) -> Value
         caller: parts.principal_names.name_of(&task.principal),
         questions,
         waits: task.waiting_requests,
-        is_held: task.is_owned,
+        is_held: task.lease == LeaseState::Own,
+        is_lost: task.lease == LeaseState::Lapsed && !record.state.is_ended(),
         waits_for_store: task.has_unstored_change,
     };
     serde_json::to_value(entry).expect("names are text")

@@ -17,7 +17,7 @@ use crate::{
     front::{self, FrontReload},
     policy,
     protocol::{Capabilities, ClockOffset},
-    proxy::{AnchorSeal, CallRegistry, OperatorTasks, TaskLedger},
+    proxy::{AnchorSeal, OperatorTasks, TaskLedger},
     runtime::{
         Clock, ConnectionLimiter, DescriptorLimit, DescriptorShares, Drain, DrainWatch, Network, SteadyClock,
         SwapCell, SystemClock, random, wall_clock, wall_time,
@@ -183,7 +183,6 @@ fn start_proxy(
     let (closing, closing_watch) = Drain::new();
 
     let (tracer, traces) = start_tracing(&config);
-    let call_registry = Arc::<CallRegistry>::default();
     let ledger =
         TaskLedger::new(Arc::new(TimedStore::new(store)), secret.as_ref(), config.quotas, Arc::clone(&clock));
     let principals =
@@ -192,7 +191,6 @@ fn start_proxy(
     let own_key = secret.as_ref().map_or_else(random, |secret| secret.derive_key(KeyPurpose::States));
     let shared_parts = SharedParts {
         ledger: Arc::clone(&ledger),
-        call_registry: Arc::clone(&call_registry),
         clock: Arc::clone(&clock),
         tracer: tracer.clone(),
         signals: [draining_watch, overdue_watch.clone(), closing_watch.clone()],
@@ -216,7 +214,7 @@ fn start_proxy(
         servers: servers.clone(),
         routes: route_entries(&routes),
         settings: config.settings.json().to_string().into(),
-        operators: Arc::new(OperatorTasks::new(Arc::clone(&ledger), call_registry)),
+        operators: Arc::new(OperatorTasks::new(Arc::clone(&ledger))),
         ledger,
         stopping: notice_watch.clone(),
         needs_servers: config.ready.needs_servers,

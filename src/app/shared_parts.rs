@@ -7,7 +7,7 @@ use crate::{
     config::{Config, RouteConfig},
     dialect::SessionSeal,
     policy,
-    proxy::{CallRegistry, Endpoint, RouteService, TaskLedger},
+    proxy::{Endpoint, RouteService, TaskLedger},
     runtime::{Clock, DrainWatch, Network, SwapCell},
     telemetry::{metrics, trace::Tracer},
     upstream::{self, Upstream, UpstreamSetupError, UpstreamTarget},
@@ -17,7 +17,6 @@ use std::sync::Arc;
 /// Parts that all routes share.
 pub(super) struct SharedParts {
     pub(super) ledger: Arc<TaskLedger>,
-    pub(super) call_registry: Arc<CallRegistry>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) tracer: Tracer,
     /// Shutdown signals, in order: no new calls; the drain time is over; listen streams end.
@@ -75,7 +74,6 @@ impl SharedParts {
             route,
             Arc::clone(&upstream),
             Arc::clone(&self.ledger),
-            Arc::clone(&self.call_registry),
             Arc::clone(&self.clock),
             Arc::clone(keyring),
             self.signals.clone(),

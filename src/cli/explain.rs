@@ -35,6 +35,7 @@ struct TaskExplanation {
     #[serde(default)]
     caller: Option<String>,
     is_held: bool,
+    is_lost: bool,
     waits: usize,
     cause: Option<DeferralCause>,
     life: Vec<HistoryItem>,
@@ -121,7 +122,10 @@ impl TaskExplanation {
             "working" | "input_required" if self.is_held => {
                 format!("  its call runs in this process, and {} wait for it", count_of(self.waits, "client"))
             }
-            "working" | "input_required" => "  its call runs in no process any more; it ends soon".to_owned(),
+            "working" | "input_required" if self.is_lost => {
+                "  its call runs in no process any more; it ends soon".to_owned()
+            }
+            "working" | "input_required" => "  its call runs in another process".to_owned(),
             _ => format!("  kept until {}", self.kept_until),
         });
         lines

@@ -100,6 +100,7 @@ struct TaskDetails {
     questions: Vec<PendingInputRequest>,
     waits: usize,
     is_held: bool,
+    is_lost: bool,
     waits_for_store: bool,
 }
 
@@ -267,7 +268,8 @@ impl TaskRow {
 
 impl TaskDetails {
     fn lines(&self) -> Vec<String> {
-        let Self { task, view, created, kept_until, questions, waits, is_held, waits_for_store } = self;
+        let Self { task, view, created, kept_until, questions, waits, is_held, is_lost, waits_for_store } =
+            self;
         let view = match view.as_str() {
             "extension" => "a task of the tasks extension (2026-07-28)",
             "experimental" => "a task of 2025-11-25",
@@ -288,10 +290,10 @@ impl TaskDetails {
             add("kept until", kept_until);
         } else {
             let clients = if *waits == 1 { "1 client waits" } else { &format!("{waits} clients wait") };
-            let state = if *is_held {
-                "running in this process"
-            } else {
-                "its process has ended; the task will fail soon"
+            let state = match (is_held, is_lost) {
+                (true, _) => "running in this process",
+                (false, true) => "its process has ended; the task will fail soon",
+                (false, false) => "running in another process",
             };
             add("call", &format!("{state}; {clients}"));
         }
@@ -387,6 +389,7 @@ mod tests {
             }],
             waits: 1,
             is_held: true,
+            is_lost: false,
             waits_for_store: false,
         };
         expect![[r#"

@@ -50,13 +50,8 @@ struct MailboxState {
 const MAILBOX_CAPACITY: usize = 64;
 
 /// A slot for one message in a call's mailbox, reserved before the message's change is stored; released when
-/// dropped.
-pub(super) struct MailboxPermit {
-    registry: Arc<CallRegistry>,
-    id: TaskId,
-    /// The mailbox with the reserved slot; `None` if the call was not registered in this process.
-    reserved: Option<Arc<CallMailbox>>,
-}
+/// dropped. `None` if the call was not registered in this process.
+pub(super) struct MailboxPermit(Option<Arc<CallMailbox>>);
 
 /// The mailbox of a call is full ([`MAILBOX_CAPACITY`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,33 +162,32 @@ impl CallRegistry {
         CallRegistration { registry: Arc::clone(self), id, mailbox }
     }
 
-    /// Reserves a slot for one message to a call. A call that is not registered here always has a slot, and
-    /// the message is dropped.
+    /// Reserves a slot for one message to a call. A call that is not registered here always has a slot.
     ///
     /// # Errors
     /// [`MailboxFull`].
-    pub(super) fn reserve(self: &Arc<Self>, id: &TaskId) -> Result<MailboxPermit, MailboxFull> {
+    pub(super) fn reserve(&self, id: &TaskId) -> Result<MailboxPermit, MailboxFull> {
         let reserved = self.mailbox(id);
         if let Some(mailbox) = &reserved {
             let mut state = mailbox.0.lock();
             state.check_capacity()?;
             state.reserved += 1;
         }
-        Ok(MailboxPermit { registry: Arc::clone(self), id: id.clone(), reserved })
+        Ok(MailboxPermit(reserved))
     }
 
-    /// Sends a cancellation to a call, of its task or of its client's request. Returns whether the call runs
-    /// in this process.
-    pub(super) fn cancel(&self, id: &TaskId, target: CancelTarget) -> bool {
+    /// Delivers a message to a call. Its slot is reserved, unless it is a cancellation; a cancellation that
+    /// waits already has no further effect. Returns whether the call runs in this process.
+    pub(super) fn deliver(&self, id: &TaskId, message: MailboxMessage) -> bool {
         self.mailbox(id).is_some_and(|mailbox| {
             let mut state = mailbox.0.lock();
-            // A duplicate has no effect.
-            let is_duplicate = state
-                .commands
-                .iter()
-                .any(|command| matches!(command, CallCommand::Message(MailboxMessage::Cancelled(known)) if *known == target));
+            let is_duplicate = matches!(message, MailboxMessage::Cancelled(_))
+                && state
+                    .commands
+                    .iter()
+                    .any(|command| matches!(command, CallCommand::Message(waiting) if *waiting == message));
             if !is_duplicate && !state.is_closed {
-                state.push(CallCommand::Message(MailboxMessage::Cancelled(target)));
+                state.push(CallCommand::Message(message));
             }
             !state.is_closed
         })
@@ -225,24 +219,13 @@ impl MailboxPermit {
     /// Whether the call is registered and reads its mailbox: then a message reaches the call even if the task
     /// record does not contain the change.
     pub(super) fn has_reader(&self) -> bool {
-        self.reserved.as_ref().is_some_and(|mailbox| !mailbox.0.lock().is_unread)
-    }
-
-    /// Delivers the message; drops it if the call is not registered here, or has ended meanwhile. A call that
-    /// was resumed since the reservation receives it, too.
-    pub(super) fn send(self, message: MailboxMessage) {
-        if let Some(mailbox) = self.reserved.clone().or_else(|| self.registry.mailbox(&self.id)) {
-            let mut state = mailbox.0.lock();
-            if !state.is_closed {
-                state.push(CallCommand::Message(message));
-            }
-        }
+        self.0.as_ref().is_some_and(|mailbox| !mailbox.0.lock().is_unread)
     }
 }
 
 impl Drop for MailboxPermit {
     fn drop(&mut self) {
-        if let Some(mailbox) = &self.reserved {
+        if let Some(mailbox) = &self.0 {
             mailbox.0.lock().reserved -= 1;
         }
     }
@@ -393,7 +376,7 @@ mod tests {
             MailboxMessage::Cancelled(CancelTarget::Request),
             MailboxMessage::Cancelled(CancelTarget::Task),
         ] {
-            switchboard.reserve(hold.id()).expect("room").send(deserialize(&serialize(&mail)));
+            assert!(switchboard.deliver(hold.id(), deserialize(&serialize(&mail))));
             let CallCommand::Message(received) = hold.receive().await else { panic!("no mail") };
             assert_eq!(received, mail);
         }
@@ -413,11 +396,11 @@ mod tests {
         assert_eq!((attach(), switchboard.reserve(&id).err()), (Err(MailboxFull), Some(MailboxFull)));
         // A client may cancel the same request any number of times.
         for _ in 0..1000 {
-            assert!(switchboard.cancel(&id, CancelTarget::Request));
+            assert!(switchboard.deliver(&id, MailboxMessage::Cancelled(CancelTarget::Request)));
         }
-        assert!(switchboard.cancel(&id, CancelTarget::Task));
-        for room in reserved {
-            room.send(MailboxMessage::RawResponse("a".into(), Ok(Bytes::new())));
+        assert!(switchboard.deliver(&id, MailboxMessage::Cancelled(CancelTarget::Task)));
+        for _room in reserved {
+            assert!(switchboard.deliver(&id, MailboxMessage::RawResponse("a".into(), Ok(Bytes::new()))));
         }
         assert_eq!(hold.mailbox.0.lock().commands.len(), MAILBOX_CAPACITY + 2);
         for _ in 0..3 {
@@ -430,9 +413,9 @@ mod tests {
     async fn a_call_resumed_while_a_response_is_stored_receives_it() {
         let switchboard = Arc::new(CallRegistry::default());
         let id = TaskId::from_entropy([1; 16]);
-        let room = switchboard.reserve(&id).expect("room");
-        let mut hold = switchboard.register_for_resumption(id);
-        room.send(MailboxMessage::RawResponse("a".into(), Ok(Bytes::new())));
+        let _room = switchboard.reserve(&id).expect("room");
+        let mut hold = switchboard.register_for_resumption(id.clone());
+        assert!(switchboard.deliver(&id, MailboxMessage::RawResponse("a".into(), Ok(Bytes::new()))));
         assert!(
             matches!(hold.receive().await, CallCommand::Message(MailboxMessage::RawResponse(key, _)) if key == "a")
         );
@@ -464,16 +447,17 @@ mod tests {
         let switchboard = Arc::new(CallRegistry::default());
         let mut hold = switchboard.register();
         let id = hold.id().clone();
-        let room = switchboard.reserve(&id).expect("room");
-        assert!(switchboard.cancel(&id, CancelTarget::Task));
+        let _room = switchboard.reserve(&id).expect("room");
+        let cancel = |target| switchboard.deliver(&id, MailboxMessage::Cancelled(target));
+        assert!(cancel(CancelTarget::Task));
         let rest = Vec::from(hold.close());
         assert!(matches!(rest[..], [CallCommand::Message(MailboxMessage::Cancelled(CancelTarget::Task))]));
-        room.send(MailboxMessage::RawResponse("a".into(), Ok(Bytes::new())));
-        assert!(!switchboard.cancel(&id, CancelTarget::Request));
+        assert!(!switchboard.deliver(&id, MailboxMessage::RawResponse("a".into(), Ok(Bytes::new()))));
+        assert!(!cancel(CancelTarget::Request));
         assert_eq!(switchboard.attach(&id, LocalRequest::ResultWaiter(mpsc::channel(1).0, None)), Ok(false));
         assert!(hold.close().is_empty());
         drop(hold);
-        assert!(!switchboard.cancel(&id, CancelTarget::Task));
+        assert!(!cancel(CancelTarget::Task));
         assert!(switchboard.mailboxes.is_empty(), "nothing is left of a call that is held no more");
     }
 }

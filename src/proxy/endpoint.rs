@@ -1,7 +1,7 @@
 //! The service of one route.
 
 use super::{
-    CallRegistry, CallReply, LegacyRequest, LegacyResponse, ReplyItem, ReplyStream, RouteService, TaskLedger,
+    CallReply, LegacyRequest, LegacyResponse, ReplyItem, ReplyStream, RouteService, TaskLedger,
     admission::LimiterRegistry,
     answers::extension,
     drive::InlineCall,
@@ -51,7 +51,6 @@ impl Endpoint {
         route: Arc<Route>,
         upstream: Arc<dyn Upstream>,
         ledger: Arc<TaskLedger>,
-        call_registry: Arc<CallRegistry>,
         clock: Arc<dyn Clock>,
         keyring: Arc<SealKeyring>,
         [stopping, overdue, closing]: [DrainWatch; 3],
@@ -61,7 +60,6 @@ impl Endpoint {
         let state = RouteState {
             upstream,
             ledger,
-            call_registry,
             clock,
             tracer: Tracer::default(),
             stopping,

@@ -91,9 +91,10 @@ pub(super) fn read_attempt(
     let RequestState { target, node, .. } =
         shared.keyring.open(&state, binding, shared.clock.timestamp()).map_err(|error| invalid(&error))?;
     match target {
-        RetryTarget::Parked(id) => {
-            Ok(CallAttempt::Retry(ParkedCall { id, is_local: node == shared.call_registry.node }, responses))
-        }
+        RetryTarget::Parked(id) => Ok(CallAttempt::Retry(
+            ParkedCall { id, is_local: node == shared.ledger.call_registry.node },
+            responses,
+        )),
         RetryTarget::Restart if responses.iter().any(|(_, answer)| is_declined(answer)) => {
             Err(invalid(&"the server requires a visit to an address first, and the client declined it"))
         }
@@ -132,7 +133,7 @@ pub(super) async fn resume_parked(
         items,
     };
     let retry = RetryRequest { waiter, responses: responses.detached(), defer_after };
-    match shared.call_registry.attach(id, LocalRequest::Retry(Box::new(retry))) {
+    match shared.ledger.call_registry.attach(id, LocalRequest::Retry(Box::new(retry))) {
         Ok(true) => return Ok(received),
         Ok(false) => {}
         Err(MailboxFull) => return Err(Box::new(queue_full_reply(call))),
@@ -234,7 +235,7 @@ pub(super) fn url_input_required(
     }
     let state = RequestState {
         target: RetryTarget::Restart,
-        node: shared.call_registry.node,
+        node: shared.ledger.call_registry.node,
         round: 1,
         expires: shared.clock.timestamp() + shared.route.input_policy.park,
         binding: binding(),

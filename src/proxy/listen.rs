@@ -6,7 +6,11 @@ use super::{
     answers::{POLLS_LIMIT_KEY, TaskRefusal, extension, look_up_task},
     reply::{self, CallEnd, call_reply::ReplySource},
     route_context::RouteContext,
-    tasks::{persist::STORE_RETRY_DELAY, principal_limits::ListenPermit, watchers::TaskWatcher},
+    tasks::{
+        persist::STORE_RETRY_DELAY,
+        principal_limits::ListenPermit,
+        watchers::{TaskWatcher, WatcherKind},
+    },
 };
 use crate::{
     bridge::{
@@ -116,8 +120,9 @@ impl ListenStream {
         let records = self.find_tasks(&requested.task_ids).await?;
         let (filter, subscriptions) = self.accept_filter(requested, &records, &identity, &server).await;
         self.outgoing.push_back(ReplyItem::Notification(acknowledged_message(&self.call.id, &filter)));
-        let tasks =
-            self.shared.ledger.watchers.watch(records.iter().map(|record| record.id.clone()).collect());
+        let tasks = records.iter().map(|record| record.id.clone()).collect();
+        let tasks = self.shared.ledger.bus.watch(tasks, WatcherKind::Stream);
+        let tasks = tasks.expect("only requests that wait for a result are bounded");
         // Changes before the subscription are not repeated, except for ended tasks: a client would otherwise
         // wait for their end for ever.
         let mut due = VecDeque::new();

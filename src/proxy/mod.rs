@@ -51,6 +51,6 @@ pub use relay::legacy_http::{
 pub use reply::{AccessSummary, CallReply, DeliveryCommit, ReplyItem, ReplyStream};
 pub use route_service::RouteService;
 pub use tasks::{
-    AnchorSeal, CancelOutcome, OperatorTasks, TaskAdmissionError, TaskAnchor, TaskCursor, TaskLedger,
-    TaskLookup, TaskSummary, name_and_principal,
+    AnchorSeal, CancelOutcome, LeaseState, OperatorTasks, TaskAdmissionError, TaskAnchor, TaskCursor,
+    TaskLedger, TaskLookup, TaskSummary, name_and_principal,
 };

@@ -1,7 +1,7 @@
 //! The context of calls on a route.
 
 use super::{
-    CallRegistry, TaskLedger,
+    TaskLedger,
     admission::{CallLimitError, CallLimiters, GatePath, LimitedCall, LimiterRegistry, PendingAdmission},
     relay::ReplayBuffers,
     server_profile::ServerProfile,
@@ -45,8 +45,6 @@ pub(super) struct RouteState {
     pub(super) upstream: Arc<dyn Upstream>,
     /// The tasks of all routes.
     pub(super) ledger: Arc<TaskLedger>,
-    /// The calls that run in this process.
-    pub(super) call_registry: Arc<CallRegistry>,
     pub(super) clock: Arc<dyn Clock>,
     /// Records the trace spans of the route's calls.
     pub(super) tracer: Tracer,

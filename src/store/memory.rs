@@ -5,8 +5,8 @@
 //! take the lock.
 
 use super::{
-    DueTask, Durability, ListCursor, OrphanTask, RecordVersion, Recount, Store, StoreBounds, StoreError,
-    StoreUsage, TaskTally,
+    DueTask, Durability, ListCursor, LoadedTask, OrphanTask, ProcessId, RecentTask, RecordVersion, Recount,
+    Store, StoreBounds, StoreError, StoreUsage, TaskOwnership, TaskTally,
     counts::{CountedTask, StoreCounts},
 };
 use crate::{
@@ -32,7 +32,7 @@ pub struct MemoryStore {
     shared: Arc<SharedRecords>,
     /// The number of the process among those that use the records one after the other
     /// ([`MemoryStore::restarted`]). Only the store of the first process, 0, is not durable.
-    node: u64,
+    process: ProcessId,
 }
 
 #[derive(Debug)]
@@ -48,12 +48,9 @@ struct SharedRecords {
 
 #[derive(Debug)]
 struct MemoryEntry {
-    version: RecordVersion,
-    record: Arc<Record>,
+    task: LoadedTask,
     /// Position in the order of insertion.
     number: u64,
-    /// The number of the process that owns the record.
-    node: u64,
     /// See [`Store::set_anchor`].
     anchor: Option<Bytes>,
 }
@@ -88,26 +85,33 @@ impl MemoryStore {
             clock: Mutex::default(),
             index: Mutex::default(),
         };
-        Self { shared: Arc::new(shared), node: 0 }
+        Self { shared: Arc::new(shared), process: ProcessId(0) }
     }
 
     /// Counts the records anew and compares the maintained counts with them, for tests. The records must not
     /// change meanwhile.
     pub fn recount(&self) -> Recount {
         let mut counts = StoreCounts::default();
-        self.shared.records.iter().for_each(|entry| counts.add(&CountedTask::from_record(&entry.record)));
+        self.shared
+            .records
+            .iter()
+            .for_each(|entry| counts.add(&CountedTask::from_record(&entry.task.record)));
         counts.compare(&self.shared.index.lock().counts)
     }
 
     /// A store of the next process with the same records: simulates a restart in tests.
     #[must_use]
     pub fn restarted(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared), node: self.node + 1 }
+        Self { shared: Arc::clone(&self.shared), process: ProcessId(self.process.0 + 1) }
     }
 }
 
 #[async_trait]
 impl Store for MemoryStore {
+    fn process(&self) -> ProcessId {
+        self.process
+    }
+
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
         match self.shared.records.entry(record.id.clone()) {
             Entry::Occupied(_) => Err(StoreError::Exists),
@@ -115,21 +119,20 @@ impl Store for MemoryStore {
                 let number = self.shared.inserted.fetch_add(1, Ordering::Relaxed);
                 // Keep the entry locked until the index has the record, so that the record is not removed in
                 // between.
-                let _entry = slot.insert(MemoryEntry {
+                let task = LoadedTask {
                     version: RecordVersion::FIRST,
                     record: Arc::clone(&record),
-                    number,
-                    node: self.node,
-                    anchor: None,
-                });
+                    ownership: TaskOwnership::unlimited(self.process),
+                };
+                let _entry = slot.insert(MemoryEntry { task, number, anchor: None });
                 self.shared.index.lock().add(&record, number);
                 Ok(())
             }
         }
     }
 
-    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
-        Ok(self.shared.records.get(id).map(|entry| (entry.version, Arc::clone(&entry.record))))
+    async fn load(&self, id: &TaskId) -> Result<Option<LoadedTask>, StoreError> {
+        Ok(self.shared.records.get(id).map(|entry| entry.task.clone()))
     }
 
     async fn swap(
@@ -139,25 +142,25 @@ impl Store for MemoryStore {
         _: Durability,
     ) -> Result<bool, StoreError> {
         let Some(mut entry) =
-            self.shared.records.get_mut(&record.id).filter(|entry| entry.version == version)
+            self.shared.records.get_mut(&record.id).filter(|entry| entry.task.version == version)
         else {
             return Ok(false);
         };
-        if IndexedFields::from_record(&entry.record) != IndexedFields::from_record(&record) {
+        if IndexedFields::from_record(&entry.task.record) != IndexedFields::from_record(&record) {
             let mut index = self.shared.index.lock();
-            let old_bytes = entry.record.stored_bytes();
+            let old_bytes = entry.task.record.stored_bytes();
             self.shared.bounds.load().admit(
                 old_bytes,
                 &record,
                 index.counts.usage(&record.owner.principal),
             )?;
-            index.subtract(&entry.record, entry.number);
+            index.subtract(&entry.task.record, entry.number);
             index.add(&record, entry.number);
         }
         if record.state.is_ended() && record.state != TaskState::Cancelled {
             entry.anchor = None;
         }
-        (entry.version, entry.record) = (version.next(), record);
+        (entry.task.version, entry.task.record) = (version.next(), record);
         Ok(true)
     }
 
@@ -175,10 +178,11 @@ impl Store for MemoryStore {
             if found.len() == limit {
                 break;
             }
-            if entry.node != self.node && (!entry.record.state.is_ended() || entry.anchor.is_some()) {
-                entry.node = self.node;
-                let (record, anchor) = (Arc::clone(&entry.record), entry.anchor.clone());
-                found.push(OrphanTask { version: entry.version, record, anchor });
+            let MemoryEntry { task, anchor, .. } = &mut *entry;
+            if task.ownership.owner != self.process && (!task.record.state.is_ended() || anchor.is_some()) {
+                (task.version, task.ownership.owner) = (task.version.next(), self.process);
+                let (record, anchor) = (Arc::clone(&task.record), anchor.clone());
+                found.push(OrphanTask { version: task.version, record, anchor });
             }
         }
         Ok(found)
@@ -195,14 +199,14 @@ impl Store for MemoryStore {
 
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
         if let Entry::Occupied(slot) = self.shared.records.entry(id.clone()) {
-            self.shared.index.lock().subtract(&slot.get().record, slot.get().number);
+            self.shared.index.lock().subtract(&slot.get().task.record, slot.get().number);
             slot.remove();
         }
         Ok(())
     }
 
     fn is_durable(&self) -> bool {
-        self.node > 0
+        self.process.0 > 0
     }
 
     fn set_bounds(&self, bounds: StoreBounds) {
@@ -215,8 +219,13 @@ impl Store for MemoryStore {
             let due = index.due.iter().take_while(|(due, _)| *due <= now);
             due.take(limit).map(|(_, id)| id.clone()).collect()
         };
-        let is_ended = |id: &TaskId| Some(self.shared.records.get(id)?.record.state.is_ended());
-        Ok(ids.into_iter().filter_map(|id| is_ended(&id).map(|is_ended| DueTask { id, is_ended })).collect())
+        let due_task = |id| {
+            let entry = self.shared.records.get(&id)?;
+            let (is_ended, ownership) = (entry.task.record.state.is_ended(), entry.task.ownership);
+            drop(entry);
+            Some(DueTask { id, is_ended, ownership })
+        };
+        Ok(ids.into_iter().filter_map(due_task).collect())
     }
 
     async fn list(
@@ -237,7 +246,7 @@ impl Store for MemoryStore {
             // Records that have been removed since are made up for by later ones. Another record may even
             // have the same id by now.
             let current_record = |cursor: &ListCursor| {
-                let record = Arc::clone(&self.shared.records.get(&cursor.id)?.record);
+                let record = Arc::clone(&self.shared.records.get(&cursor.id)?.task.record);
                 (record.owner == *owner && ListCursor::from_record(&record) == *cursor).then_some(record)
             };
             found.extend(page.iter().filter_map(current_record));
@@ -253,7 +262,7 @@ impl Store for MemoryStore {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         let mut found = Vec::new();
         let mut below = below.unwrap_or(u64::MAX);
         loop {
@@ -265,8 +274,13 @@ impl Store for MemoryStore {
             // Records that have been removed or have ended since are made up for by later ones.
             let current_record = |(number, id): &(u64, TaskId)| {
                 let entry = self.shared.records.get(id)?;
-                let is_current = entry.number == *number && entry.record.state.is_ended() == is_ended;
-                is_current.then(|| (*number, Arc::clone(&entry.record)))
+                let LoadedTask { record, ownership, .. } = &entry.task;
+                let is_current = entry.number == *number && record.state.is_ended() == is_ended;
+                is_current.then(|| RecentTask {
+                    number: *number,
+                    record: Arc::clone(record),
+                    ownership: *ownership,
+                })
             };
             found.extend(page.iter().filter_map(current_record));
             match page.last() {

@@ -5,8 +5,8 @@
 //! again ([`update`]). Records are shared, not copied: a result of megabytes is in memory once, however many
 //! readers it has.
 //!
-//! A record is owned by the process that inserted it, until another takes it over. A record whose owner no
-//! longer runs is an orphan: a durable store gives the next process the orphans and their
+//! A record is owned by the process that inserted it, until another takes it over ([`TaskOwnership`]). A record
+//! whose owner no longer runs is an orphan: a durable store gives the next process the orphans and their
 //! [anchors](Store::set_anchor), by which calls may be resumed.
 //!
 //! The guarantees of every store are tests (`tests/it/stores.rs`). [`MemoryStore`] keeps tasks in this
@@ -35,6 +35,9 @@ pub use timed_store::TimedStore;
 /// Keeps the current version of each task record.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
+    /// The id of this process among those that use the store, at the same time or one after the other.
+    fn process(&self) -> ProcessId;
+
     /// Inserts a new record as [`RecordVersion::FIRST`], owned by this process. Once this returns,
     /// [`Store::load`] finds the record, here and in every replica; also after a loss of power, if the store
     /// [is durable](Store::is_durable).
@@ -58,8 +61,8 @@ pub trait Store: Send + Sync + 'static {
         inserted
     }
 
-    /// Returns the record with this id and its version; `None` if there is no such record.
-    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError>;
+    /// Returns the task with this id; `None` if there is no such record.
+    async fn load(&self, id: &TaskId) -> Result<Option<LoadedTask>, StoreError>;
 
     /// Replaces the record if its current version is still `version`, and gives it the
     /// [next](RecordVersion::next); returns whether it did. A removed record stays removed. The anchor of a
@@ -81,7 +84,8 @@ pub trait Store: Send + Sync + 'static {
     async fn set_anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError>;
 
     /// Takes over at most `limit` orphans: unfinished records of former processes, and cancelled ones that
-    /// still have an anchor. This process owns them from then on, so each is returned once.
+    /// still have an anchor. This process owns them from then on, so each is returned once. Each has a new
+    /// version: a swap that succeeds proves that the task still has the owner that was loaded with it.
     async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError>;
 
     /// The reading of the clock that the former process stored last. `None` if there is none: the time line
@@ -104,7 +108,7 @@ pub trait Store: Send + Sync + 'static {
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError>;
 
     /// Returns at most `limit` of the records whose [`Record::due_at`] is not after `now`, the longest due
-    /// first.
+    /// first. Tasks of other processes are among them.
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<DueTask>, StoreError>;
 
     /// Returns at most `limit` records of one owner, in the order of their [`ListCursor`], beginning after
@@ -119,15 +123,14 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<Vec<Arc<Record>>, StoreError>;
 
     /// Returns at most `limit` finished (`is_ended`) or unfinished records of all owners with a number less
-    /// than `below`, the last inserted first; fewer only if there are no more. Each comes with its number in
-    /// the order of insertion. Results may be left out as in [`Store::list`]. For operators: reads all
+    /// than `below`, the last inserted first; fewer only if there are no more. Results may be left out as in [`Store::list`]. For operators: reads all
     /// unfinished records, and no more finished ones than requested.
     async fn recent(
         &self,
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError>;
+    ) -> Result<Vec<RecentTask>, StoreError>;
 
     /// The usage of the store in all and by one principal ([`TaskPrincipal::principal`]), for the quotas.
     /// Answered from memory, so that a quota can be checked under a lock.
@@ -150,12 +153,43 @@ pub enum Durability {
     Machine,
 }
 
+/// The id of a process that uses a store. No other process of this store has it, before or after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessId(i64);
+
+/// The process that runs the call of a task, and until when; of an ended task, the process that ran it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskOwnership {
+    pub owner: ProcessId,
+    /// The end of the lease, unless the owner renews it. `None` in a store that one process uses at a time:
+    /// its lease has no end, and the next process takes its tasks over ([`Store::take_orphans`]).
+    pub lease_until: Option<Timestamp>,
+}
+
+/// A task as loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadedTask {
+    pub version: RecordVersion,
+    pub record: Arc<Record>,
+    pub ownership: TaskOwnership,
+}
+
 /// A record whose [`Record::due_at`] has passed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueTask {
     pub id: TaskId,
-    /// Whether the task has ended, so that its record may be removed; otherwise its lease must be renewed.
+    /// Whether the task has ended, so that its record may be removed; otherwise its owner must renew it.
     pub is_ended: bool,
+    pub ownership: TaskOwnership,
+}
+
+/// A task in the order of insertion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecentTask {
+    /// The position in the order.
+    pub number: u64,
+    pub record: Arc<Record>,
+    pub ownership: TaskOwnership,
 }
 
 /// A record whose former owner no longer runs.
@@ -232,9 +266,8 @@ pub enum UpdateOutcome {
     Applied {
         /// The record before the event.
         before: Arc<Record>,
-        /// The record as stored, and its version.
-        after: Arc<Record>,
-        version: RecordVersion,
+        /// The task as stored.
+        after: LoadedTask,
         /// The effects to carry out.
         effects: Vec<TaskEffect>,
     },
@@ -257,16 +290,16 @@ pub async fn update(
 ) -> Result<UpdateOutcome, StoreError> {
     // The loop ends: a swap fails only if another change was stored.
     loop {
-        let Some((version, before)) = store.load(id).await? else {
+        let Some(LoadedTask { version, record: before, ownership }) = store.load(id).await? else {
             return Ok(UpdateOutcome::Unknown);
         };
         let (after, effects) = match apply(&before, event.clone(), now) {
             Ok(applied) => applied,
             Err(refusal) => return Ok(UpdateOutcome::Refused(refusal)),
         };
-        let after = Arc::new(after);
-        if store.swap(version, Arc::clone(&after), Durability::required_for(event)).await? {
-            return Ok(UpdateOutcome::Applied { before, after, version: version.next(), effects });
+        let after = LoadedTask { version: version.next(), record: Arc::new(after), ownership };
+        if store.swap(version, Arc::clone(&after.record), Durability::required_for(event)).await? {
+            return Ok(UpdateOutcome::Applied { before, after, effects });
         }
     }
 }
@@ -287,6 +320,20 @@ impl Durability {
     /// which a loss of power ends.
     pub fn required_for(event: &TaskEvent) -> Self {
         if event.is_end() { Self::Machine } else { Self::Process }
+    }
+}
+
+// === impl TaskOwnership ===
+
+impl TaskOwnership {
+    /// Ownership without an end, in a store that one process uses at a time.
+    const fn unlimited(owner: ProcessId) -> Self {
+        Self { owner, lease_until: None }
+    }
+
+    /// Whether the lease has lapsed, so that no process runs the call any more.
+    pub fn has_lapsed(&self, now: Timestamp) -> bool {
+        self.lease_until.is_some_and(|end| end <= now)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The duration of store operations, as a metric.
 
 use super::{
-    DueTask, Durability, ListCursor, OrphanTask, RecordVersion, Store, StoreBounds, StoreError, StoreUsage,
-    TaskTally,
+    DueTask, Durability, ListCursor, LoadedTask, OrphanTask, ProcessId, RecentTask, RecordVersion, Store,
+    StoreBounds, StoreError, StoreUsage, TaskTally,
 };
 use crate::{
     protocol::{ClockReading, Timestamp},
@@ -48,6 +48,10 @@ impl TimedStore {
 
 #[async_trait]
 impl Store for TimedStore {
+    fn process(&self) -> ProcessId {
+        self.inner.process()
+    }
+
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
         self.time("insert", self.inner.insert(record)).await
     }
@@ -60,7 +64,7 @@ impl Store for TimedStore {
         self.time("insert", self.inner.insert_reserved(record, reservation)).await
     }
 
-    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
+    async fn load(&self, id: &TaskId) -> Result<Option<LoadedTask>, StoreError> {
         self.time("load", self.inner.load(id)).await
     }
 
@@ -120,7 +124,7 @@ impl Store for TimedStore {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         self.time("recent", self.inner.recent(is_ended, below, limit)).await
     }
 

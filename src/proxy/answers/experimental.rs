@@ -15,7 +15,10 @@ use crate::{
         reply::record_call_error,
         route_context::RouteContext,
         session::LegacyClient,
-        tasks::{persist::STORE_RETRY_DELAY, watchers::TaskWatcher},
+        tasks::{
+            persist::STORE_RETRY_DELAY,
+            watchers::{TaskWatcher, WatcherKind},
+        },
     },
     runtime::{or_pending, wait_until},
     store::ListCursor,
@@ -86,14 +89,7 @@ fn access_summary(record: &Record, options: experimental::ViewOptions) -> Access
 
 /// Responds to `tasks/cancel` once the cancellation is stored. A task that has ended cannot be cancelled.
 async fn cancel_task(shared: &RouteContext, id: &RequestId, record: &Record) -> LegacyResponse {
-    let current = match super::cancel_task(
-        &shared.ledger,
-        &shared.call_registry,
-        &record.id,
-        Canceller::Client,
-    )
-    .await
-    {
+    let current = match super::cancel_task(&shared.ledger, &record.id, Canceller::Client).await {
         Ok(Some(cancelled)) => return task_response(shared, id, &cancelled),
         Ok(None) => shared.ledger.load(&record.id).await,
         Err(error) => Err(error),
@@ -171,7 +167,8 @@ async fn task_result_response(
     record: Arc<Record>,
 ) -> LegacyResponse {
     // Watch first, then load the record: no change is missed in between.
-    let Some(changes) = shared.ledger.watchers.watch_result(&record.id, None) else {
+    let kind = WatcherKind::Waiter { input_filter: None };
+    let Some(changes) = shared.ledger.bus.watch(vec![record.id.clone()], kind) else {
         return task_refusal_response(id, TaskRefusal::Busy);
     };
     let record = match shared.ledger.load(&record.id).await {
@@ -353,12 +350,12 @@ pub(in crate::proxy) async fn receive_response(
     // The input request may have been relayed with the server's own id before the call became a task.
     let relayed = client.session.zip(id.cloned());
     let state = Arc::clone(&shared.state);
-    let delivery = super::deliver_responses(shared, task, responses, move |_, permit| {
+    let delivery = super::deliver_responses(shared, task, responses, move |_| {
         if let Some((session, id)) = relayed {
             state.sessions.input_requests.remove(session, &id);
         }
         // Sent in any case: an input request that is not in the record may still be open in the call.
-        permit.send(MailboxMessage::RawResponse(key, outcome));
+        Some(MailboxMessage::RawResponse(key, outcome))
     });
     match delivery.await {
         Ok(()) => accepted(),

@@ -91,12 +91,10 @@ pub(in crate::proxy) async fn receive_responses(
     let CheckedResponses { responses, invalid } =
         check_responses(call, record).map_err(|error| refuse(&error))?;
     let responses = responses.into_iter().map(|(key, answer)| (key, Ok(answer))).collect();
-    let delivery = super::deliver_responses(shared, &record.id, responses, |delivered, permit| {
+    let delivery = super::deliver_responses(shared, &record.id, responses, |delivered| {
         let accepted: Vec<_> =
             delivered.into_iter().filter_map(|(key, response)| Some((key, response.ok()?))).collect();
-        if !accepted.is_empty() {
-            permit.send(MailboxMessage::Responses(accepted));
-        }
+        (!accepted.is_empty()).then_some(MailboxMessage::Responses(accepted))
     });
     // Responses that are not stored are not acknowledged: the client sends them again.
     delivery.await.map_err(|refusal| Box::new(refusal_reply(call, refusal)))?;
@@ -106,7 +104,7 @@ pub(in crate::proxy) async fn receive_responses(
 /// Responds to `tasks/cancel` (tasks extension, *Task Cancellation*) with an acknowledgement, also if the
 /// task has ended. The server is notified if the task has not ended.
 async fn cancel_task(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
-    match super::cancel_task(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await {
+    match super::cancel_task(&shared.ledger, &record.id, Canceller::Client).await {
         Ok(_) => acknowledgement(shared, call, record),
         Err(error) => refusal_reply(call, error.into()),
     }

@@ -9,8 +9,8 @@ pub(super) mod experimental;
 pub(super) mod extension;
 
 use super::{
-    CallRegistry, TaskLedger,
-    call_registry::{CancelTarget, LocalRequest, MailboxFull, MailboxPermit},
+    TaskLedger,
+    call_registry::{CancelTarget, LocalRequest, MailboxFull, MailboxMessage},
     reply,
     route_context::RouteContext,
     tasks::watchers::InputFilter,
@@ -18,7 +18,7 @@ use super::{
 use crate::{
     dialect::Principal,
     protocol::{ErrorObject, Method, code},
-    store::{StoreError, UpdateOutcome},
+    store::{LoadedTask, StoreError, UpdateOutcome},
     task::{Canceller, InputAnswer, Record, TaskEffect, TaskEvent, TaskId, TaskPrincipal, TaskView},
     telemetry::{TaskCancelledByOperator, TaskLookupFailed},
 };
@@ -110,7 +110,8 @@ pub(super) fn attach_waiter(
     input_filter: Option<InputFilter>,
 ) -> Result<Option<mpsc::Receiver<Bytes>>, MailboxFull> {
     let (sender, receiver) = mpsc::channel(MESSAGE_BUFFER);
-    Ok(shared.call_registry.attach(id, LocalRequest::ResultWaiter(sender, input_filter))?.then_some(receiver))
+    let waiter = LocalRequest::ResultWaiter(sender, input_filter);
+    Ok(shared.ledger.call_registry.attach(id, waiter)?.then_some(receiver))
 }
 
 /// Cancels a task and its call; `by` says who requested this. Returns the changed record; `None` if the task
@@ -121,11 +122,10 @@ pub(super) fn attach_waiter(
 /// client cancels again.
 pub(super) async fn cancel_task(
     ledger: &Arc<TaskLedger>,
-    call_registry: &Arc<CallRegistry>,
     id: &TaskId,
     by: Canceller,
 ) -> Result<Option<Arc<Record>>, StoreError> {
-    let (task_ledger, call_registry, id) = (Arc::clone(ledger), Arc::clone(call_registry), id.clone());
+    let (task_ledger, id) = (Arc::clone(ledger), id.clone());
     let cancellation = async move {
         let updated =
             task_ledger.change(&id, &TaskEvent::Cancelled { canceller: by }).await.inspect_err(|error| {
@@ -134,9 +134,14 @@ pub(super) async fn cancel_task(
                 }
             });
         let UpdateOutcome::Applied { after, effects, .. } = updated? else { return Ok(None) };
-        if effects.contains(&TaskEffect::CancelUpstream) {
-            // The registry does not have the call only if the call has just ended.
-            call_registry.cancel(&id, CancelTarget::Task);
+        let LoadedTask { record: after, ownership, .. } = after;
+        let message = MailboxMessage::Cancelled(CancelTarget::Task);
+        if effects.contains(&TaskEffect::CancelUpstream)
+            && let Err(error) = task_ledger.bus.post(&id, ownership.owner, message)
+        {
+            // The record is cancelled: a process that resumes the call or takes the task over notifies the
+            // server.
+            error.log(&id);
         }
         if by == Canceller::Operator {
             let (owner, principal) = (&after.owner, Principal::from_bytes(after.owner.principal));
@@ -153,8 +158,8 @@ pub(super) async fn cancel_task(
     ledger.run_to_end(cancellation).await
 }
 
-/// Stores responses to input requests of a task by key, and then runs `deliver` with those responses whose
-/// requests were outstanding, and with a permit for the mailbox of the call.
+/// Stores responses to input requests of a task by key, and then posts the message to the call that `message`
+/// makes of those responses whose requests were outstanding.
 ///
 /// Responses are stored where another process may have to deliver them. If the store has no space for them,
 /// they are delivered without being stored: a quota must not block a call.
@@ -165,10 +170,10 @@ async fn deliver_responses(
     shared: &RouteContext,
     id: &TaskId,
     responses: BTreeMap<String, InputAnswer>,
-    deliver: impl FnOnce(Vec<(String, InputAnswer)>, MailboxPermit) + Send + 'static,
+    message: impl FnOnce(Vec<(String, InputAnswer)>) -> Option<MailboxMessage> + Send + 'static,
 ) -> Result<(), TaskRefusal> {
     // Reserved before the responses are stored, so that stored responses can be delivered.
-    let permit = shared.call_registry.reserve(id).map_err(|_| TaskRefusal::Busy)?;
+    let permit = shared.ledger.call_registry.reserve(id).map_err(|_| TaskRefusal::Busy)?;
     let (ledger, id) = (Arc::clone(&shared.ledger), id.clone());
     let delivery = async move {
         let event = |are_stored| TaskEvent::InputAnswered { answers: responses.clone(), are_stored };
@@ -180,15 +185,22 @@ async fn deliver_responses(
         if let Err(StoreError::Full(limit)) = &updated {
             ledger.log_quota_full(&id, limit);
         }
-        let effects = match updated? {
-            UpdateOutcome::Applied { effects, .. } => effects,
-            UpdateOutcome::Refused(_) | UpdateOutcome::Unknown => Vec::new(),
+        let (owner, effects) = match updated? {
+            UpdateOutcome::Applied { after, effects, .. } => (after.ownership.owner, effects),
+            // A call of this process sent an input request that is not in the record.
+            UpdateOutcome::Refused(_) | UpdateOutcome::Unknown => (ledger.process(), Vec::new()),
         };
         let outstanding = effects.into_iter().filter_map(|effect| match effect {
             TaskEffect::AnswerUpstream { key, response } => Some((key, response)),
             TaskEffect::CancelUpstream | TaskEffect::Announce => None,
         });
-        deliver(outstanding.collect(), permit);
+        if let Some(message) = message(outstanding.collect())
+            && let Err(error) = ledger.bus.post(&id, owner, message)
+        {
+            // The call has ended and needs no response, or the process that resumes it reads the stored one.
+            error.log(&id);
+        }
+        drop(permit);
         Ok(())
     };
     Ok(shared.ledger.run_to_end(delivery).await?)

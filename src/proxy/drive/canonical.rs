@@ -187,7 +187,7 @@ impl CanonicalForm {
     ) -> Vec<u8> {
         let state = RequestState {
             target: RetryTarget::Parked(id.clone()),
-            node: shared.call_registry.node,
+            node: shared.ledger.call_registry.node,
             round,
             // Longer than the call is parked, so that a late retry gets a precise error.
             expires: shared.clock.timestamp() + shared.route.input_policy.park * 2,

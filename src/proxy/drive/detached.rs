@@ -88,7 +88,7 @@ impl DetachedState {
     /// Registers the call under a new id. `supplied` are the input responses that came with the call itself.
     pub(super) fn new(shared: &RouteContext, policy: &ToolPolicy, supplied: InputResponses) -> Box<Self> {
         Self::from_registration(
-            shared.call_registry.register(),
+            shared.ledger.call_registry.register(),
             OpenRequests::new(&shared.route.path, &policy.keys, supplied),
         )
     }

@@ -44,7 +44,7 @@ use super::{
     observed_call::ObservedCall,
     reply::CallEnd,
     route_context::RouteContext,
-    tasks::{TaskAdmissionError, ledger::TaskLease},
+    tasks::{TaskAdmissionError, ledger::TaskLease, watchers::WatcherKind},
 };
 use crate::{
     bridge::{
@@ -311,8 +311,9 @@ impl CallDriver {
         native.deferral.mark_deferred();
         native.stream_opening = native.ensure_stream_is_read(&self.shared);
         detached.streams = Some(Box::new(native.follow_streams(&self.shared)));
+        let task = detached.registration.id().clone();
         detached.record_watcher =
-            Some(Box::new(self.shared.ledger.watchers.watch_own(detached.registration.id().clone())));
+            self.shared.ledger.bus.watch(vec![task], WatcherKind::OwnCall).map(Box::new);
     }
 
     /// Waits, for a short time at most, until the GET stream of the client's session is open: the server's

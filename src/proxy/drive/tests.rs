@@ -98,7 +98,7 @@ fn create_endpoint(
     };
     let keyring = Arc::new(SealKeyring::new([7; 32], &[]));
     let (server, ledger) = (Arc::new(server), Arc::clone(ledger));
-    Endpoint::new(Arc::new(route), server, ledger, Arc::default(), clock, keyring, watches)
+    Endpoint::new(Arc::new(route), server, ledger, clock, keyring, watches)
 }
 
 /// Sends a request of a client with the capabilities `declares` (JSON), and returns the response.

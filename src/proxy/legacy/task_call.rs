@@ -18,7 +18,7 @@ use crate::{
     proxy::{
         AccessSummary, BodyContinuation, BodyPiece, LegacyRequest, LegacyResponse, ReplyItem, ResponseBody,
         admission::PendingAdmission,
-        call_registry::{CallWaiter, CancelTarget, ReplyTarget},
+        call_registry::{CallWaiter, CancelTarget, MailboxMessage, ReplyTarget},
         drive::{CallDriver, CallSpan, NativeForm, NativeReplies},
         relay::legacy_http::{self, json_response, stream_response},
         reply::record_call_error,
@@ -237,7 +237,9 @@ pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, reque
     let mut all_found = true;
     for id in request.post.cancelled_ids() {
         all_found &= match shared.sessions.waiting_calls.get(session, id.clone()) {
-            Some(call) => shared.call_registry.cancel(&call, CancelTarget::Request),
+            Some(call) => {
+                shared.ledger.call_registry.deliver(&call, MailboxMessage::Cancelled(CancelTarget::Request))
+            }
             None => false,
         };
     }

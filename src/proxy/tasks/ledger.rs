@@ -1,11 +1,12 @@
 //! The tasks of all routes: their records, within quotas, for as long as clients may fetch them.
 //!
-//! All changes of a task are stored by this module, whichever process owns its call. A failure of the store
+//! All changes of a task are stored by this module, whichever process owns the task. A failure of the store
 //! is logged once a minute while it lasts, and is visible in the return types: a change that was not stored
 //! is neither shown nor acknowledged.
 
 use super::{
     anchor::{AnchorSeal, TaskAnchor},
+    bus::{LocalBus, TaskBus},
     drain_counts::{DrainCounts, PendingTaskGuard},
     fetch_metrics::FetchMetrics,
     principal_limits::PrincipalLimits,
@@ -19,11 +20,11 @@ use crate::{
     dialect::Principal,
     policy::TaskQuotas,
     protocol::{ClockReading, ErrorObject, code},
-    proxy::DeliveryCommit,
+    proxy::{CallRegistry, DeliveryCommit},
     runtime::{Clock, DrainWatch, SwapCell},
     store::{
-        self, DueTask, ListCursor, OrphanTask, RecordVersion, Store, StoreBounds, StoreError, StoreSecret,
-        StoreUsage, TaskTally, UpdateOutcome,
+        self, DueTask, ListCursor, LoadedTask, OrphanTask, ProcessId, RecentTask, RecordVersion, Store,
+        StoreBounds, StoreError, StoreSecret, StoreUsage, TaskOwnership, TaskTally, UpdateOutcome,
     },
     task::{Record, TaskEffect, TaskEvent, TaskId, TaskPrincipal, TaskState},
     telemetry::{QuotaExceeded, TaskCreated, TaskEnd, TaskTransition},
@@ -48,9 +49,13 @@ pub struct TaskLedger {
     pub(in crate::proxy) clock: Arc<dyn Clock>,
     /// The rate limits of principals, and their listening streams.
     pub(in crate::proxy) principal_limits: SwapCell<PrincipalLimits>,
-    /// Clients and calls that are notified when a task changes.
+    /// The calls that run in this process.
+    pub call_registry: Arc<CallRegistry>,
+    /// Clients and calls of this process that are notified when a task changes.
     pub(in crate::proxy) watchers: Arc<TaskWatchers>,
-    /// The tasks that this process owns: those whose calls it runs, and those that wait for credentials. A
+    /// Messages to the calls and watchers of tasks, in whichever process they are.
+    pub(in crate::proxy) bus: Box<dyn TaskBus>,
+    /// The leases of this process: of the tasks whose calls it runs, and those that wait for credentials. A
     /// sharded map.
     leased: DashMap<TaskId, LeasedTask>,
     /// Tracks changes by client requests, which run to their end even if the request is dropped.
@@ -67,6 +72,17 @@ struct LeasedTask {
     record: Arc<Record>,
     /// Whether the latest change waits for the store.
     has_unstored: bool,
+}
+
+/// The state of the lease of an unfinished task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseState {
+    /// This process holds it.
+    Own,
+    /// Another process holds it.
+    Foreign,
+    /// No process holds it: the call is lost, and the task is about to fail.
+    Lapsed,
 }
 
 /// This process's claim on a task whose call it runs. While the lease is held, the sweep renews the task.
@@ -96,6 +112,10 @@ impl TaskLedger {
         quotas: TaskQuotas,
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
+        let (process, call_registry) = (store.process(), Arc::<CallRegistry>::default());
+        let watchers = Arc::<TaskWatchers>::default();
+        let bus =
+            LocalBus { process, call_registry: Arc::clone(&call_registry), watchers: Arc::clone(&watchers) };
         Arc::new(Self {
             stored_clock: StoredClock::new(store.stored_clock()),
             store,
@@ -104,7 +124,9 @@ impl TaskLedger {
             principal_limits: PrincipalLimits::new(&quotas).into(),
             quotas: Arc::new(QuotaState::new(quotas)),
             clock,
-            watchers: Arc::new(TaskWatchers::default()),
+            call_registry,
+            watchers,
+            bus: Box::new(bus),
             leased: DashMap::new(),
             changes: TaskTracker::new(),
             drain_counts: Arc::default(),
@@ -311,14 +333,14 @@ impl TaskLedger {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         let found = self.store.recent(is_ended, below, limit).await;
         found.inspect_err(|error| self.log_failure("listing tasks", error))
     }
 
-    /// Returns whether this process owns a task, and whether a change of the task waits for the store.
-    pub(in crate::proxy) fn lease_status(&self, id: &TaskId) -> (bool, bool) {
-        self.leased.get(id).map_or((false, false), |leased| (true, leased.has_unstored))
+    /// Whether a change of the task waits for the store.
+    pub(in crate::proxy) fn has_unstored(&self, id: &TaskId) -> bool {
+        self.leased.get(id).is_some_and(|leased| leased.has_unstored)
     }
 
     /// Whether tasks outlive the process: the store is durable.
@@ -386,7 +408,7 @@ impl TaskLedger {
     pub(in crate::proxy) async fn load_leased(&self, id: &TaskId) -> Result<Option<Arc<Record>>, StoreError> {
         let found = self.store.load(id).await;
         let found = found.inspect_err(|error| self.log_failure("loading a task", error))?;
-        Ok(found.map(|(version, record)| {
+        Ok(found.map(|LoadedTask { version, record, .. }| {
             self.update_leased(version, &record);
             record
         }))
@@ -438,13 +460,29 @@ impl TaskLedger {
     /// # Errors
     /// [`StoreError`], which is logged.
     pub async fn load(&self, id: &TaskId) -> Result<Option<Arc<Record>>, StoreError> {
+        Ok(self.load_task(id).await?.map(|task| task.record))
+    }
+
+    /// Loads a task as [`TaskLedger::load`], with its owner.
+    ///
+    /// # Errors
+    /// [`StoreError`], which is logged.
+    pub(in crate::proxy) async fn load_task(&self, id: &TaskId) -> Result<Option<LoadedTask>, StoreError> {
         match self.store.load(id).await {
-            Ok(found) => Ok(found.map(|(_, record)| record)),
+            Ok(found) => Ok(found),
             Err(error) => {
                 self.log_failure("loading a task", &error);
-                self.last_stored(id).map(Some).ok_or(error)
+                let leased = self.leased.get(id).ok_or(error)?;
+                let (version, record) = (leased.version, Arc::clone(&leased.record));
+                let ownership = TaskOwnership { owner: self.process(), lease_until: None };
+                Ok(Some(LoadedTask { version, record, ownership }))
             }
         }
+    }
+
+    /// The id of this process, by which other processes reach the tasks that it owns.
+    pub(in crate::proxy) fn process(&self) -> ProcessId {
+        self.store.process()
     }
 
     /// The record of a task that this process owns, as last stored; `None` for any other task. Does not
@@ -488,7 +526,9 @@ impl TaskLedger {
             self.drain_counts.remove_unfetched(id);
         }
         let updated = updated.inspect_err(|error| self.log_failure("updating a task", error))?;
-        if let UpdateOutcome::Applied { before, after, version, effects } = &updated {
+        if let UpdateOutcome::Applied { before, after: LoadedTask { version, record: after, .. }, effects } =
+            &updated
+        {
             self.update_leased(*version, after);
             self.health.record_success();
             let (from, to) = (before.state.status(), after.state.status());
@@ -499,7 +539,7 @@ impl TaskLedger {
                 emit_transition(after, from, to, task_end(after));
             }
             if effects.contains(&TaskEffect::Announce) {
-                self.watchers.notify(id);
+                self.bus.notify(id);
             }
         }
         Ok(updated)
@@ -508,8 +548,7 @@ impl TaskLedger {
     /// Returns the record for display: with a status message that says so if the task's latest change waits
     /// for the store, otherwise unchanged.
     pub fn with_unstored_message(&self, record: Arc<Record>) -> Arc<Record> {
-        let has_unstored = || self.leased.get(&record.id).is_some_and(|leased| leased.has_unstored);
-        if record.state.is_ended() || !has_unstored() {
+        if record.state.is_ended() || !self.has_unstored(&record.id) {
             return record;
         }
         Arc::new(Record { message: Some(UNSTORED_CHANGE_MESSAGE.to_owned()), ..Record::clone(&record) })
@@ -532,49 +571,61 @@ impl TaskLedger {
         Ok((found, has_more))
     }
 
-    /// Renews working tasks and removes expired ones. A working task without a lease has lost its call, and
-    /// ends, unless the proxy is `stopping`: then the task may belong to the next process. Called
-    /// periodically.
+    /// Renews the working tasks of this process and removes expired ones. A working task whose lease has
+    /// lapsed has lost its call, and ends, unless the proxy is `stopping`: then the task may belong to the
+    /// next process. Called periodically. Returns whether more tasks may be due.
     pub(in crate::proxy) async fn sweep(
         &self,
         batch: usize,
         stopping: &DrainWatch,
-    ) -> Result<usize, StoreError> {
-        let now = self.clock.timestamp();
-        let due = self.store.due(now, batch).await?;
-        let mut failed = None;
-        for DueTask { id, is_ended } in &due {
+    ) -> Result<bool, StoreError> {
+        let due = self.store.due(self.clock.timestamp(), batch).await?;
+        let (mut has_changed, mut failed) = (false, None);
+        for task in &due {
             // An unreadable record does not delay the others.
-            if let Err(error) = self.process_due(id, *is_ended, stopping).await {
-                failed.get_or_insert(error);
+            match self.process_due(task, stopping).await {
+                Ok(is_changed) => has_changed |= is_changed,
+                Err(error) => drop(failed.get_or_insert(error)),
             }
         }
         self.principal_limits.load().remove_idle();
-        failed.map_or(Ok(due.len()), Err)
+        // Tasks that are left alone are still due: a batch of nothing else would be returned again.
+        failed.map_or(Ok(has_changed && due.len() == batch), Err)
     }
 
-    /// Handles one due task of the sweep: removes an expired task, renews a leased one, ends a lost one.
+    /// Handles one due task of the sweep: removes an expired task, renews a leased one, ends a lost one, and
+    /// leaves a task alone whose owner renews it. Returns whether it has changed the task.
     async fn process_due(
         &self,
-        id: &TaskId,
-        is_ended: bool,
+        DueTask { id, is_ended, ownership }: &DueTask,
         stopping: &DrainWatch,
-    ) -> Result<(), StoreError> {
-        if is_ended {
+    ) -> Result<bool, StoreError> {
+        if *is_ended {
             self.store.remove(id).await?;
             self.fetch_metrics.task_expired(id);
             self.drain_counts.remove_unfetched(id);
             tracing::debug!(target: "deferral::task", event = "forgotten", task = %id.tag());
-        } else if self.leased.contains_key(id) {
-            self.change(id, &TaskEvent::TtlRenewed).await?;
-        } else {
-            // A lease is dropped only after the end of its call is stored, so no process runs this call; or
-            // at the end of the proxy, which leaves it to the next process.
-            if !stopping.is_stopped() {
-                self.change(id, &lost_call_event()).await?;
-            }
+            return Ok(true);
         }
-        Ok(())
+        let event = match self.lease_state(id, ownership) {
+            LeaseState::Own => TaskEvent::TtlRenewed,
+            // The end of the proxy leaves its tasks to the next process.
+            LeaseState::Lapsed if !stopping.is_stopped() => lost_call_event(),
+            LeaseState::Lapsed | LeaseState::Foreign => return Ok(false),
+        };
+        self.change(id, &event).await?;
+        Ok(true)
+    }
+
+    /// The state of the lease of an unfinished task. This process gives a lease up when it drops the
+    /// [`TaskLease`], which it does only after the end of the call is stored, or at the end of the proxy;
+    /// the lease of another process lapses at its end.
+    pub(in crate::proxy) fn lease_state(&self, id: &TaskId, ownership: &TaskOwnership) -> LeaseState {
+        match ownership.owner == self.process() {
+            true if self.leased.contains_key(id) => LeaseState::Own,
+            false if !ownership.has_lapsed(self.clock.timestamp()) => LeaseState::Foreign,
+            true | false => LeaseState::Lapsed,
+        }
     }
 }
 

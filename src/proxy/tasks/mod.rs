@@ -1,11 +1,12 @@
 //! The tasks of all routes in the store: their records, quotas, watchers and expiry.
 //!
 //! [`TaskLedger`] makes every change of a task (`ledger`), within the quotas (`quotas`). `persist` stores the
-//! events of a call in spite of a failed or full store. `watchers` notifies clients and calls of changes, and
-//! `sweep` renews and removes tasks. `restart` recovers the tasks of a former process with their `anchor`s.
+//! events of a call in spite of a failed or full store. `bus` carries messages to the calls and watchers of tasks,
+//! `watchers` notifies those of this process, and `sweep` renews and removes tasks. `restart` recovers the tasks of a former process with their `anchor`s.
 //! `operator_tasks` is the view of the admin listener.
 
 pub(super) mod anchor;
+pub(super) mod bus;
 mod drain_counts;
 mod fetch_metrics;
 pub(super) mod ledger;
@@ -23,7 +24,7 @@ mod sweep;
 pub(super) mod watchers;
 
 pub use anchor::{AnchorSeal, TaskAnchor};
-pub use ledger::TaskLedger;
+pub use ledger::{LeaseState, TaskLedger};
 pub use operator_tasks::{
     CancelOutcome, OperatorTasks, TaskCursor, TaskLookup, TaskSummary, name_and_principal,
 };

@@ -7,8 +7,8 @@
 use crate::{
     dialect::Principal,
     protocol::ClockReading,
-    proxy::{CallRegistry, TaskLedger, answers, recent_map::RecentMap},
-    store::StoreError,
+    proxy::{LeaseState, TaskLedger, answers, recent_map::RecentMap},
+    store::{LoadedTask, RecentTask, StoreError, TaskOwnership},
     task::{Canceller, Record, TaskId},
 };
 use std::{fmt, sync::Arc};
@@ -16,7 +16,6 @@ use std::{fmt, sync::Arc};
 /// The operators' view of the tasks of all routes.
 pub struct OperatorTasks {
     ledger: Arc<TaskLedger>,
-    call_registry: Arc<CallRegistry>,
     /// The tasks that were shown recently, by name.
     names: RecentMap<String, TaskId>,
 }
@@ -31,8 +30,8 @@ pub struct TaskSummary {
     pub principal: Principal,
     /// The number of client requests that wait for the task or watch it.
     pub waiting_requests: usize,
-    /// Whether this process owns the task and runs its call.
-    pub is_owned: bool,
+    /// The lease of the task; meaningless once the task has ended.
+    pub lease: LeaseState,
     /// Whether the latest change of the task waits for the store.
     pub has_unstored_change: bool,
 }
@@ -86,9 +85,9 @@ const BATCH_SIZE: usize = 250;
 // === impl OperatorTasks ===
 
 impl OperatorTasks {
-    /// Creates the operators' view of these tasks and running calls.
-    pub fn new(ledger: Arc<TaskLedger>, call_registry: Arc<CallRegistry>) -> Self {
-        Self { ledger, call_registry, names: RecentMap::new(MAX_NAMES) }
+    /// Creates the operators' view of these tasks.
+    pub fn new(ledger: Arc<TaskLedger>) -> Self {
+        Self { ledger, names: RecentMap::new(MAX_NAMES) }
     }
 
     /// The current time for tasks, with the offset of the wall clock.
@@ -109,9 +108,9 @@ impl OperatorTasks {
     ) -> Result<TaskPage, StoreError> {
         let mut tasks = Vec::new();
         let next = self
-            .scan(after, |record| {
+            .scan(after, |RecentTask { record, ownership, .. }| {
                 if is_match(record) {
-                    tasks.push(self.summarize(Arc::clone(record)));
+                    tasks.push(self.summarize(Arc::clone(record), ownership));
                 }
                 tasks.len() < size
             })
@@ -126,16 +125,17 @@ impl OperatorTasks {
     pub async fn find(&self, name: &str) -> Result<TaskLookup, StoreError> {
         let name = name.to_ascii_lowercase();
         let now = self.now().time;
-        let is_unexpired = |record: &Arc<Record>| !record.is_expired(now);
+        let is_unexpired = |task: &LoadedTask| !task.record.is_expired(now);
+        let summarize = |LoadedTask { record, ownership, .. }| self.summarize(record, &ownership);
         if let Some(id) = TaskId::parse(&name).or_else(|| self.names.get(&name)) {
-            let found = self.ledger.load(&id).await?.filter(is_unexpired);
-            return Ok(found.map_or(TaskLookup::None, |record| TaskLookup::One(self.summarize(record))));
+            let found = self.ledger.load_task(&id).await?.filter(is_unexpired);
+            return Ok(found.map_or(TaskLookup::None, |task| TaskLookup::One(summarize(task))));
         }
         if !is_valid_name(&name) {
             return Ok(TaskLookup::None);
         }
         let mut ids = Vec::new();
-        self.scan(None, |record| {
+        self.scan(None, |RecentTask { record, .. }| {
             if record.id.as_str().starts_with(&name) {
                 ids.push(record.id.clone());
             }
@@ -145,9 +145,7 @@ impl OperatorTasks {
         let mut tasks = Vec::new();
         for id in ids {
             // Loaded again: the list may leave out results.
-            tasks.extend(
-                self.ledger.load(&id).await?.filter(is_unexpired).map(|record| self.summarize(record)),
-            );
+            tasks.extend(self.ledger.load_task(&id).await?.filter(is_unexpired).map(summarize));
         }
         Ok(match tasks.len() {
             0 => TaskLookup::None,
@@ -167,9 +165,8 @@ impl OperatorTasks {
             TaskLookup::Several(tasks) => return Ok(CancelOutcome::Several(tasks)),
             TaskLookup::None => return Ok(CancelOutcome::Unknown),
         };
-        let id = &task.record.id;
-        match answers::cancel_task(&self.ledger, &self.call_registry, id, Canceller::Operator).await? {
-            Some(record) => Ok(CancelOutcome::Cancelled(self.summarize(record))),
+        match answers::cancel_task(&self.ledger, &task.record.id, Canceller::Operator).await? {
+            Some(record) => Ok(CancelOutcome::Cancelled(TaskSummary { record, ..task })),
             None => Ok(match self.find(task.record.id.as_str()).await? {
                 TaskLookup::One(task) => CancelOutcome::AlreadyEnded(task),
                 TaskLookup::Several(_) | TaskLookup::None => CancelOutcome::Unknown,
@@ -183,7 +180,7 @@ impl OperatorTasks {
     async fn scan(
         &self,
         after: Option<TaskCursor>,
-        mut visit: impl FnMut(&Arc<Record>) -> bool,
+        mut visit: impl FnMut(&RecentTask) -> bool,
     ) -> Result<Option<TaskCursor>, StoreError> {
         let now = self.now().time;
         let (starts_ended, mut below) =
@@ -193,11 +190,11 @@ impl OperatorTasks {
             loop {
                 let found = self.ledger.recent(is_ended, below, BATCH_SIZE).await?;
                 let is_last = found.len() < BATCH_SIZE;
-                for (number, record) in found {
+                for task in found {
                     scanned += 1;
-                    below = Some(number);
-                    if (!record.is_expired(now) && !visit(&record)) || scanned == SCAN_LIMIT {
-                        return Ok(Some(TaskCursor { is_ended, number }));
+                    below = Some(task.number);
+                    if (!task.record.is_expired(now) && !visit(&task)) || scanned == SCAN_LIMIT {
+                        return Ok(Some(TaskCursor { is_ended, number: task.number }));
                     }
                 }
                 if is_last {
@@ -209,16 +206,15 @@ impl OperatorTasks {
         Ok(None)
     }
 
-    fn summarize(&self, record: Arc<Record>) -> TaskSummary {
+    fn summarize(&self, record: Arc<Record>, ownership: &TaskOwnership) -> TaskSummary {
         let name = record.id.as_str()[..NAME_DIGITS].to_owned();
         self.names.get_or_insert_with(name.clone(), || record.id.clone());
-        let (is_owned, has_unstored_change) = self.ledger.lease_status(&record.id);
         TaskSummary {
             name,
             principal: Principal::from_bytes(record.owner.principal),
             waiting_requests: self.ledger.watchers.watcher_count(&record.id),
-            is_owned,
-            has_unstored_change,
+            lease: self.ledger.lease_state(&record.id, ownership),
+            has_unstored_change: self.ledger.has_unstored(&record.id),
             record: self.ledger.with_unstored_message(record),
         }
     }

@@ -112,7 +112,7 @@ impl OrphanedTask {
     /// Resumes the call in the background, or ends the task if resuming is impossible.
     fn resume(self, shared: &Arc<RouteContext>, credentials: Credentials) {
         let Self { lease, record: _, anchor, fate } = self;
-        let registration = shared.call_registry.register_for_resumption(lease.id.clone());
+        let registration = shared.ledger.call_registry.register_for_resumption(lease.id.clone());
         let resumption = Resumption { registration, lease, fate };
         let context = Arc::clone(shared);
         shared.stopping.spawn(async move {

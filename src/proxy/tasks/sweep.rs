@@ -26,7 +26,7 @@ impl TaskLedger {
             endpoint.call_context().pending_credentials.begin_recovery();
         }
         async move {
-            // Recover first: the sweep fails working tasks without a lease.
+            // Recover first: this process owns the tasks from then on, and the sweep fails those without a lease.
             self.recover_orphans(&endpoints, &stopping).await;
             for endpoint in &endpoints {
                 endpoint.call_context().pending_credentials.end_recovery();
@@ -55,8 +55,8 @@ impl TaskLedger {
         self.refresh_clock().await;
         loop {
             match self.sweep(BATCH_SIZE, stopping).await {
-                Ok(BATCH_SIZE) => {}
-                Ok(_) => return,
+                Ok(true) => {}
+                Ok(false) => return,
                 Err(error) => return self.log_failure("sweeping", &error),
             }
         }
@@ -69,7 +69,7 @@ mod tests {
     use crate::{
         policy::TaskQuotas,
         runtime::{Clock, Drain, SystemClock},
-        store::{MemoryStore, Store},
+        store::{DiskStore, MemoryStore, Store, StoreBounds},
         task::{Record, TaskId, TaskPrincipal, TaskSharing, TaskState},
     };
 
@@ -85,10 +85,56 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(60 * 60)).await;
         let (_drain, stopping) = Drain::new();
         ledger.sweep_all(&stopping).await;
-        let state = async |id| store.load(id).await.expect("it answers").expect("it is there").1;
+        let state = async |id| store.load(id).await.expect("it answers").expect("it is there").record;
         assert_eq!(state(&held).await.state, TaskState::Working);
         let TaskState::Failed { error } = &state(&lost).await.state else { panic!("it still works") };
         assert!(error.starts_with(br#"{"code":-31002,"#), "{error:?}");
+    }
+
+    /// Sweeps in a process that has not taken over the tasks of the former one: more of them than one batch.
+    async fn sweep_tasks_of(former: Arc<dyn Store>, next: impl FnOnce() -> Arc<dyn Store>) {
+        let clock = Arc::new(SystemClock::new());
+        let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
+        let ids = (0..=BATCH_SIZE as u128).map(|number| TaskId::from_entropy(number.to_be_bytes()));
+        let record = |id| Record::new(id, owner.clone(), "slow", Duration::ZERO, clock.timestamp());
+        let inserted = ids.clone().map(|id| former.insert(Arc::new(record(id))));
+        for inserted in futures_util::future::join_all(inserted).await {
+            inserted.expect("kept");
+        }
+        former.close().await;
+        drop(former);
+        let store = next();
+        let ledger = TaskLedger::new(store.clone(), None, TaskQuotas::default(), clock.clone());
+        let (_drain, stopping) = Drain::new();
+        tokio::time::sleep(Duration::from_secs(60 * 60)).await;
+        let is_working = async |id| {
+            let task = store.load(&id).await.expect("it answers").expect("it is there");
+            task.record.state == TaskState::Working
+        };
+        ledger.sweep_all(&stopping).await;
+        for id in ids.clone() {
+            assert!(is_working(id).await);
+        }
+        // As the owner that has dropped their leases, this process ends them.
+        while !store.take_orphans(BATCH_SIZE).await.expect("it answers").is_empty() {}
+        ledger.sweep_all(&stopping).await;
+        for id in ids {
+            assert!(!is_working(id).await);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tasks_of_another_process_in_memory_are_left_alone() {
+        let former = Arc::new(MemoryStore::default());
+        sweep_tasks_of(former.clone(), move || Arc::new(former.restarted())).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tasks_of_another_process_on_disk_are_left_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tasks");
+        let open = || Arc::new(DiskStore::open(&path, StoreBounds::NONE, None).expect("opens"));
+        sweep_tasks_of(open(), || open()).await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -105,7 +151,7 @@ mod tests {
         // A driver does the same when it leaves the call to the next process.
         drop(custody);
         ledger.sweep_all(&stopping).await;
-        let kept = store.load(&id).await.expect("it answers").expect("it is there").1;
+        let kept = store.load(&id).await.expect("it answers").expect("it is there").record;
         assert_eq!(kept.state, TaskState::Working);
     }
 }

@@ -25,25 +25,26 @@ pub(in crate::proxy) struct InputFilter(Arc<IsDeclared>);
 type IsDeclared = dyn Fn(&Method, Option<&Bytes>) -> bool + Send + Sync;
 
 /// The state of one watcher.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct TaskSubscriber {
-    kind: SubscriberKind,
-    /// The input requests that the client can receive; `None` unless it waits with a ticket.
-    input_filter: Option<InputFilter>,
+    kind: WatcherKind,
     /// Watched tasks that have changed since the last notification.
     changed: Mutex<Vec<TaskId>>,
     notify: Notify,
 }
 
 /// The kind of a watcher.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum SubscriberKind {
+#[derive(Debug)]
+pub(in crate::proxy) enum WatcherKind {
     /// A client with a stream of its own.
-    #[default]
     Stream,
-    /// A request that waits for the result.
-    Waiter,
-    /// The call of the task itself.
+    /// A request that waits for the result. At most [`WAITERS_PER_TASK`] may watch one task.
+    Waiter {
+        /// Which input requests the client can receive; given if the client has a ticket, and may receive only
+        /// those whose capability it declared.
+        input_filter: Option<InputFilter>,
+    },
+    /// The call of the task itself, which does not count as a watcher.
     OwnCall,
 }
 
@@ -62,50 +63,29 @@ pub(in crate::proxy) struct TaskWatcher {
 // === impl TaskWatchers ===
 
 impl TaskWatchers {
-    /// Subscribes a client's stream to these tasks.
-    pub(in crate::proxy) fn watch(self: &Arc<Self>, ids: Vec<TaskId>) -> TaskWatcher {
-        self.subscribe(ids, Arc::default())
-    }
-
-    /// Subscribes the driver of the task's own call, which does not count as a watcher.
-    pub(in crate::proxy) fn watch_own(self: &Arc<Self>, id: TaskId) -> TaskWatcher {
-        self.subscribe(vec![id], TaskSubscriber::new(SubscriberKind::OwnCall))
-    }
-
-    /// Subscribes a request that waits for the result of a task; `None` if [`WAITERS_PER_TASK`] requests
-    /// already wait. `input_filter` is given if the client may receive only input requests whose capability it
-    /// declared.
-    pub(in crate::proxy) fn watch_result(
+    /// Watches these tasks. `None` if [`WAITERS_PER_TASK`] requests already wait for the result of one.
+    pub(in crate::proxy) fn watch(
         self: &Arc<Self>,
-        id: &TaskId,
-        input_filter: Option<InputFilter>,
+        ids: Vec<TaskId>,
+        kind: WatcherKind,
     ) -> Option<TaskWatcher> {
-        let subscriber = Arc::new(TaskSubscriber {
-            kind: SubscriberKind::Waiter,
-            input_filter,
-            ..TaskSubscriber::default()
-        });
-        let mut subscribers = self.subscribers.entry(id.clone()).or_default();
-        let waiters = subscribers.iter().filter(|other| other.kind == SubscriberKind::Waiter).count();
-        if waiters >= WAITERS_PER_TASK {
-            return None;
+        let subscriber = Arc::new(TaskSubscriber { kind, changed: Mutex::default(), notify: Notify::new() });
+        let watcher = TaskWatcher { watchers: Arc::clone(self), subscriber, ids };
+        for id in &watcher.ids {
+            let mut subscribers = self.subscribers.entry(id.clone()).or_default();
+            let waiters = subscribers.iter().filter(|other| other.is_waiter()).count();
+            if watcher.subscriber.is_waiter() && waiters >= WAITERS_PER_TASK {
+                return None;
+            }
+            subscribers.push(Arc::clone(&watcher.subscriber));
         }
-        subscribers.push(Arc::clone(&subscriber));
-        drop(subscribers);
-        Some(TaskWatcher { watchers: Arc::clone(self), subscriber, ids: vec![id.clone()] })
-    }
-
-    fn subscribe(self: &Arc<Self>, ids: Vec<TaskId>, subscriber: Arc<TaskSubscriber>) -> TaskWatcher {
-        for id in &ids {
-            self.subscribers.entry(id.clone()).or_default().push(Arc::clone(&subscriber));
-        }
-        TaskWatcher { watchers: Arc::clone(self), subscriber, ids }
+        Some(watcher)
     }
 
     /// The number of client requests that watch or await a task.
     pub(in crate::proxy) fn watcher_count(&self, id: &TaskId) -> usize {
         self.subscribers.get(id).map_or(0, |subscribers| {
-            subscribers.iter().filter(|other| other.kind != SubscriberKind::OwnCall).count()
+            subscribers.iter().filter(|other| !matches!(other.kind, WatcherKind::OwnCall)).count()
         })
     }
 
@@ -117,7 +97,7 @@ impl TaskWatchers {
     /// Wakes the requests that wait for the result of a task, so that they attach to its call, or check again
     /// which input requests they can receive.
     pub(in crate::proxy) fn wake_waiters(&self, id: &TaskId) {
-        self.wake(id, |subscriber| subscriber.kind == SubscriberKind::Waiter);
+        self.wake(id, TaskSubscriber::is_waiter);
     }
 
     fn wake(&self, id: &TaskId, should_wake: impl Fn(&TaskSubscriber) -> bool) {
@@ -164,8 +144,16 @@ impl std::fmt::Debug for InputFilter {
 // === impl TaskSubscriber ===
 
 impl TaskSubscriber {
-    fn new(kind: SubscriberKind) -> Arc<Self> {
-        Arc::new(Self { kind, ..Self::default() })
+    fn is_waiter(&self) -> bool {
+        matches!(self.kind, WatcherKind::Waiter { .. })
+    }
+
+    /// The input requests that the client can receive; `None` unless it waits with a ticket.
+    fn input_filter(&self) -> Option<&InputFilter> {
+        match &self.kind {
+            WatcherKind::Waiter { input_filter } => input_filter.as_ref(),
+            WatcherKind::Stream | WatcherKind::OwnCall => None,
+        }
     }
 }
 
@@ -187,7 +175,7 @@ impl TaskWatcher {
     pub(in crate::proxy) fn another_can_receive(&self, id: &TaskId, request: &InputRequest) -> bool {
         let can_receive = |subscriber: &Arc<TaskSubscriber>| {
             !Arc::ptr_eq(subscriber, &self.subscriber)
-                && subscriber.input_filter.as_ref().is_some_and(|filter| filter.allows(request))
+                && subscriber.input_filter().is_some_and(|filter| filter.allows(request))
         };
         self.watchers.subscribers.get(id).is_some_and(|subscribers| subscribers.iter().any(can_receive))
     }
@@ -200,10 +188,10 @@ impl Drop for TaskWatcher {
                 subscribers.retain(|subscriber| !Arc::ptr_eq(subscriber, &self.subscriber));
                 subscribers.is_empty()
             });
-            if self.subscriber.input_filter.is_some() {
+            if self.subscriber.input_filter().is_some() {
                 // Only this client may have had the capability for an open input request: the others check
                 // again, and the request is refused.
-                self.watchers.wake(id, |other| other.input_filter.is_some());
+                self.watchers.wake(id, |other| other.input_filter().is_some());
             }
         }
     }
@@ -213,13 +201,19 @@ impl Drop for TaskWatcher {
 mod tests {
     use super::*;
 
+    const WAITER: WatcherKind = WatcherKind::Waiter { input_filter: None };
+
+    fn watch(hub: &Arc<TaskWatchers>, task: &TaskId, kind: WatcherKind) -> TaskWatcher {
+        hub.watch(vec![task.clone()], kind).expect("room")
+    }
+
     #[test]
     fn the_own_call_of_a_task_does_not_count_as_a_watcher() {
         let hub = Arc::new(TaskWatchers::default());
         let task = TaskId::from_entropy([1; 16]);
-        let own = hub.watch_own(task.clone());
+        let own = watch(&hub, &task, WatcherKind::OwnCall);
         assert_eq!(hub.watcher_count(&task), 0);
-        let client = hub.watch(vec![task.clone()]);
+        let client = watch(&hub, &task, WatcherKind::Stream);
         assert_eq!(hub.watcher_count(&task), 1);
         drop((own, client));
         assert!(hub.subscribers.is_empty());
@@ -229,14 +223,16 @@ mod tests {
     fn waiting_requests_of_one_task_are_bounded() {
         let hub = Arc::new(TaskWatchers::default());
         let [task, other] = [1, 2].map(|n| TaskId::from_entropy([n; 16]));
-        let mut waiters: Vec<_> =
-            (0..WAITERS_PER_TASK).map(|_| hub.watch_result(&task, None).expect("room")).collect();
-        assert!(hub.watch_result(&task, None).is_none());
-        let others =
-            (hub.watch(vec![task.clone()]), hub.watch_own(task.clone()), hub.watch_result(&other, None));
+        let mut waiters: Vec<_> = (0..WAITERS_PER_TASK).map(|_| watch(&hub, &task, WAITER)).collect();
+        assert!(hub.watch(vec![task.clone()], WAITER).is_none());
+        let others = (
+            watch(&hub, &task, WatcherKind::Stream),
+            watch(&hub, &task, WatcherKind::OwnCall),
+            hub.watch(vec![other], WAITER),
+        );
         assert!(others.2.is_some(), "other tasks are not concerned");
         waiters.pop();
-        waiters.extend(hub.watch_result(&task, None));
+        waiters.extend(hub.watch(vec![task], WAITER));
         assert_eq!(waiters.len(), WAITERS_PER_TASK, "there is room again");
         drop((waiters, others));
         assert!(hub.subscribers.is_empty());
@@ -246,7 +242,7 @@ mod tests {
     async fn a_watcher_is_notified_once_for_many_changes() {
         let hub = Arc::new(TaskWatchers::default());
         let [a, b] = [1, 2].map(|n| TaskId::from_entropy([n; 16]));
-        let listener = hub.watch(vec![a.clone()]);
+        let listener = watch(&hub, &a, WatcherKind::Stream);
         hub.notify(&a);
         hub.notify(&b);
         hub.notify(&a);

@@ -148,7 +148,7 @@ impl ReplySource for TicketToolCall {
                     if requests.is_empty() {
                         continue;
                     }
-                    watch.report_sent(&record, &requests);
+                    watch.report_sent(&requests);
                     self.input_required_reply(&record, &requests)
                 }
                 WatchEvent::Ended(record, commit) => {

@@ -11,14 +11,15 @@ use crate::{
     proxy::{
         AccessSummary, DeliveryCommit,
         answers::{self, TaskRefusal},
-        call_registry::{MailboxFull, MailboxMessage},
+        call_registry::MailboxMessage,
         route_context::RouteContext,
         tasks::{
             persist::STORE_RETRY_DELAY,
-            watchers::{InputFilter, TaskWatcher},
+            watchers::{InputFilter, TaskWatcher, WatcherKind},
         },
     },
     runtime::{or_pending, wait_until},
+    store::{LoadedTask, ProcessId},
     task::{Canceller, Record, TaskId, TaskPrincipal, TaskState, view::ticket},
     telemetry::RequestOutcome,
 };
@@ -61,6 +62,8 @@ pub(in crate::proxy) struct ResultWatch {
     /// The options for a new ticket, if the wait ends without a result.
     pub(in crate::proxy) ticket_options: TicketOptions,
     task: TaskId,
+    /// The process that owns the task, as last loaded.
+    owner: ProcessId,
     changes: TaskWatcher,
     /// Whether the client can receive messages of the deferred call while it waits.
     accepts_messages: bool,
@@ -143,7 +146,7 @@ async fn cancel_task(
         let summary = AccessSummary { shown_status: Some(status), origin, ..AccessSummary::default() };
         TicketToolAnswer::CallResult(Arc::clone(record), result, summary)
     };
-    match answers::cancel_task(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await {
+    match answers::cancel_task(&shared.ledger, &record.id, Canceller::Client).await {
         Ok(Some(cancelled)) => respond(ticket::cancelled_result(&record.tool), cancelled.state.status()),
         Ok(None) => match shared.ledger.load(&record.id).await {
             Ok(Some(ended)) => {
@@ -180,7 +183,8 @@ impl ResultWatch {
     fn begin(shared: &Arc<RouteContext>, caller: &TicketCaller<'_>, record: Arc<Record>) -> Option<Self> {
         // Watch first, then load the record: no change is missed in between.
         let input_filter = caller.input_filter.clone();
-        let changes = shared.ledger.watchers.watch_result(&record.id, Some(input_filter.clone()))?;
+        let kind = WatcherKind::Waiter { input_filter: Some(input_filter.clone()) };
+        let changes = shared.ledger.bus.watch(vec![record.id.clone()], kind)?;
         let receiver = match caller.accepts_messages && !record.state.is_ended() {
             true => answers::attach_waiter(shared, &record.id, Some(input_filter.clone())).ok()?,
             false => None,
@@ -196,6 +200,7 @@ impl ResultWatch {
             last_progress: record.message.clone(),
             // The record is loaded first, because it may have changed since the look-up.
             store_retry_at: Some(shared.clock.now()),
+            owner: shared.ledger.process(),
             record,
             shared: Arc::clone(shared),
         })
@@ -231,12 +236,13 @@ impl ResultWatch {
     async fn read_record(&mut self) -> Option<WatchEvent> {
         // Set before the load: if this future is dropped, the consumed change notification is not lost.
         self.store_retry_at = Some(self.shared.clock.now());
-        let Ok(found) = self.shared.ledger.load(&self.task).await else {
+        let Ok(found) = self.shared.ledger.load_task(&self.task).await else {
             self.store_retry_at = Some(self.shared.clock.now() + STORE_RETRY_DELAY);
             return None;
         };
         self.store_retry_at = None;
-        let Some(record) = found else { return Some(WatchEvent::Expired) };
+        let Some(LoadedTask { record, ownership, .. }) = found else { return Some(WatchEvent::Expired) };
+        self.owner = ownership.owner;
         let record = self.shared.ledger.with_unstored_message(record);
         self.record = Arc::clone(&record);
         if record.state.is_ended() {
@@ -275,7 +281,7 @@ impl ResultWatch {
             .partition(|(_, request)| self.input_filter.allows(request));
         for (key, request) in others {
             if !self.changes.another_can_receive(&record.id, &request)
-                && self.send_to_call(record, MailboxMessage::Undeclared(key)).is_err()
+                && !self.send_to_call(MailboxMessage::Undeclared(key))
             {
                 self.store_retry_at = Some(self.shared.clock.now() + STORE_RETRY_DELAY);
             }
@@ -284,16 +290,21 @@ impl ResultWatch {
     }
 
     /// Reports to the call that these input requests are being sent to this client, whose retry is awaited,
-    /// so that they are not refused when no other waiting client can receive them.
-    pub(in crate::proxy) fn report_sent(&self, record: &Record, requests: &[(String, InputRequest)]) {
+    /// so that they are not refused when no other waiting client can receive them. They may be refused if the
+    /// call does not receive this report.
+    pub(in crate::proxy) fn report_sent(&self, requests: &[(String, InputRequest)]) {
         let keys = requests.iter().map(|(key, _)| key.clone()).collect();
-        // If the mailbox of the call is full, the input requests may be refused.
-        let _ = self.send_to_call(record, MailboxMessage::Sent(keys));
+        if !self.send_to_call(MailboxMessage::Sent(keys)) {
+            tracing::debug!(target: "deferral::task", event = "sent_unreported", task = %self.task.tag());
+        }
     }
 
-    /// Sends a message to the task's call, if the call runs in this process.
-    fn send_to_call(&self, record: &Record, message: MailboxMessage) -> Result<(), MailboxFull> {
-        self.shared.call_registry.reserve(&record.id).map(|permit| permit.send(message))
+    /// Sends a message to the task's call. Returns whether the call receives it: its mailbox has a slot, and
+    /// the owner of the task can be reached.
+    fn send_to_call(&self, message: MailboxMessage) -> bool {
+        let ledger = &self.shared.ledger;
+        let permit = ledger.call_registry.reserve(&self.task);
+        permit.is_ok_and(|_permit| ledger.bus.post(&self.task, self.owner, message).is_ok())
     }
 
     /// The tool result for a call that still runs: the ticket, and the text for the model.

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     store::{
-        OrphanTask, RecordVersion, StoreBounds, StoreError,
+        LoadedTask, OrphanTask, ProcessId, RecordVersion, StoreBounds, StoreError, TaskOwnership,
         counts::{CountedTask, StoreCounts, UsageShare},
     },
     task::{Record, TaskId, TaskState},
@@ -44,6 +44,7 @@ pub(super) struct CommitBatch {
 struct CurrentRow {
     number: i64,
     version: RecordVersion,
+    ownership: TaskOwnership,
     bytes: usize,
     /// The fields that the counts depend on; `None` if the owner is unreadable, so that the record is not
     /// counted.
@@ -123,8 +124,7 @@ impl StoreWriter {
         );
         reservation.inspect(|reservation| reservation.release());
         batch.file_bytes.0 += file.map_or(0, |_| to_u64(body.len()));
-        let cached = CachedRecord { version: RecordVersion::FIRST, record: Arc::clone(record), number };
-        batch.records.insert(record.id.clone(), Some(cached));
+        batch.put(number, RecordVersion::FIRST, record, ownership_from_column(self.node));
         Ok(Ok(ChangeOutcome::Stored))
     }
 
@@ -187,8 +187,7 @@ impl StoreWriter {
         );
         reservation.inspect(|reservation| reservation.release());
         batch.file_bytes.0 += file.map_or(0, |_| to_u64(body.len()));
-        let cached = CachedRecord { version, record: Arc::clone(record), number: current.number };
-        batch.records.insert(record.id.clone(), Some(cached));
+        batch.put(current.number, version, record, current.ownership);
         Ok(Ok(ChangeOutcome::Stored))
     }
 
@@ -266,7 +265,7 @@ impl StoreWriter {
         let mut statement = self.statement(ORPHANS)?;
         let mut rows = statement.query(params![self.node, size_to_column(limit)])?;
         while let Some(row) = rows.next()? {
-            let (number, version) = (row.get(0)?, version_from_column(row.get(1)?));
+            let (number, version) = (row.get(0)?, version_from_column(row.get(1)?).next());
             let columns = RowColumns {
                 id: row.get(2)?,
                 owner: row.get_ref(3)?.as_blob()?,
@@ -277,8 +276,7 @@ impl StoreWriter {
             match columns.record(body.unwrap_or_default().into()) {
                 Ok(record) => {
                     let record = Arc::new(record);
-                    let cached = CachedRecord { version, record: Arc::clone(&record), number };
-                    batch.records.insert(record.id.clone(), Some(cached));
+                    batch.put(number, version, &record, ownership_from_column(self.node));
                     let anchor = row.get::<_, Option<Vec<u8>>>(7)?.map(Bytes::from);
                     orphans.push((number, Some(OrphanTask { version, record, anchor })));
                 }
@@ -289,8 +287,7 @@ impl StoreWriter {
             }
         }
         for (number, _) in &orphans {
-            self.statement("UPDATE tasks SET node = ?2 WHERE number = ?1")?
-                .execute(params![number, self.node])?;
+            self.statement(TAKE_OVER)?.execute(params![number, self.node])?;
         }
         Ok(orphans.into_iter().filter_map(|(_, orphan)| orphan).collect())
     }
@@ -301,11 +298,13 @@ impl StoreWriter {
             return Ok(None);
         }
         // Only an unfinished record is taken from memory: the row of a finished one may name a file.
-        if let Some(CachedRecord { version, record, number }) = self.current_live(id, batch) {
+        if let Some(CachedRecord { task, number }) = self.current_live(id, batch) {
+            let LoadedTask { version, record, ownership } = task;
             let (bytes, counted) = (record.stored_bytes(), Some(CountedTask::from_record(&record)));
             return Ok(Some(CurrentRow {
                 number,
                 version,
+                ownership,
                 bytes,
                 counted,
                 file: None,
@@ -316,6 +315,7 @@ impl StoreWriter {
             Ok(CurrentRow {
                 number: row.get(0)?,
                 version: version_from_column(row.get(1)?),
+                ownership: ownership_from_column(row.get(6)?),
                 bytes: size_from_column(row.get(3)?),
                 counted: read_counted(row, 2)?,
                 file: row.get(5)?,
@@ -331,7 +331,7 @@ impl StoreWriter {
             Some(changed) => changed.clone(),
             None => self.shared.cache.get_live(id),
         };
-        cached.filter(|cached| !cached.record.state.is_ended())
+        cached.filter(|cached| !cached.task.record.state.is_ended())
     }
 
     /// Marks the file of a replaced or removed row for removal after the commit.
@@ -385,6 +385,12 @@ impl CommitBatch {
         let remaining = free.checked_sub(to_u64(bytes));
         *free = remaining.unwrap_or(*free);
         remaining.is_some()
+    }
+
+    /// Sets the new state of the record in the row with this number.
+    fn put(&mut self, number: i64, version: RecordVersion, record: &Arc<Record>, ownership: TaskOwnership) {
+        let task = LoadedTask { version, record: Arc::clone(record), ownership };
+        self.records.insert(record.id.clone(), Some(CachedRecord { task, number }));
     }
 }
 
@@ -458,6 +464,11 @@ pub(super) fn version_from_column(number: i64) -> RecordVersion {
     RecordVersion(number.cast_unsigned())
 }
 
+/// Converts the value of the column `node` to the ownership of the row's task.
+pub(super) fn ownership_from_column(node: i64) -> TaskOwnership {
+    TaskOwnership::unlimited(ProcessId(node))
+}
+
 /// Converts a size to the value of a column, saturating.
 fn size_to_column(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
@@ -483,7 +494,7 @@ const CHANGE: &str =
 const SWAP: &str = "UPDATE tasks SET version = ?2, state = ?3, open = ?4 OR (?10 AND anchor IS NOT NULL), due = ?5, \
     bytes = ?6, head = ?7, file = ?8, body = ?9, anchor = CASE WHEN ?10 THEN anchor END WHERE number = ?1";
 const OWN: &str = "UPDATE tasks SET owner = ?2, created = ?3 WHERE number = ?1";
-const BEFORE: &str = "SELECT number, version, owner, bytes, state, file FROM tasks WHERE id = ?1";
+const BEFORE: &str = "SELECT number, version, owner, bytes, state, file, node FROM tasks WHERE id = ?1";
 const REMOVE: &str = "DELETE FROM tasks WHERE id = ?1 RETURNING owner, bytes, state, file, number";
 const ANCHOR: &str = "UPDATE tasks SET anchor = ?2, \
     open = state IN ('working', 'input_required') OR ?2 IS NOT NULL WHERE id = ?1";
@@ -491,6 +502,7 @@ const ANCHOR_LIVE: &str = "UPDATE tasks SET anchor = ?2 WHERE number = ?1";
 const ORPHANS: &str = "SELECT number, version, id, owner, created, head, body, anchor FROM tasks \
     WHERE number IN (SELECT number FROM tasks WHERE open AND node < ?1 \
     UNION ALL SELECT number FROM tasks WHERE open AND node > ?1 LIMIT ?2)";
+const TAKE_OVER: &str = "UPDATE tasks SET node = ?2, version = version + 1 WHERE number = ?1";
 /// Uses the index of open tasks, because the index of owners has all tasks.
 const LIVE: &str = "SELECT owner, sum(bytes), state, count(*) FROM tasks INDEXED BY open \
     WHERE open AND state IN ('working', 'input_required') AND length(owner) >= 16 GROUP BY owner, state";

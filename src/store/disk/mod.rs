@@ -35,8 +35,8 @@ pub use key::{key_path, load_or_create_key};
 pub use row::{RecordRow, RowColumns, RowError, encode_owner};
 
 use super::{
-    DueTask, Durability, ListCursor, OrphanTask, RecordVersion, Recount, Store, StoreBounds, StoreError,
-    StoreUsage, TaskTally,
+    DueTask, Durability, ListCursor, LoadedTask, OrphanTask, ProcessId, RecentTask, RecordVersion, Recount,
+    Store, StoreBounds, StoreError, StoreUsage, TaskTally,
 };
 use crate::{
     protocol::{ClockReading, Timestamp},
@@ -228,6 +228,10 @@ fn closed_error() -> StoreError {
 
 #[async_trait]
 impl Store for DiskStore {
+    fn process(&self) -> ProcessId {
+        ProcessId(self.node)
+    }
+
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
         self.insert_reserved(record, Box::new(())).await
     }
@@ -245,7 +249,7 @@ impl Store for DiskStore {
         self.submit(StoreChange::Insert { row, file, reservation: Some(reservation) }).await.map(drop)
     }
 
-    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
+    async fn load(&self, id: &TaskId) -> Result<Option<LoadedTask>, StoreError> {
         if let Some(found) = self.shared.cache.get(id) {
             return Ok(Some(found));
         }
@@ -253,8 +257,8 @@ impl Store for DiskStore {
         let found =
             self.readers.read(move |folder, connection| readers::load(folder, connection, &id)).await?;
         Ok(found.map(|cached| {
-            let found = (cached.version, Arc::clone(&cached.record));
-            if cached.record.state.is_ended() {
+            let found = cached.task.clone();
+            if found.record.state.is_ended() {
                 self.shared.cache.add(removals, cached);
             }
             found
@@ -337,7 +341,7 @@ impl Store for DiskStore {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         let read = self.readers.read(move |folder, connection| {
             readers::recent(folder.path(), connection, is_ended, below, limit)
         });

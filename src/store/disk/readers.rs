@@ -1,7 +1,7 @@
 //! Reads of records that are not in memory, outside the writer thread.
 
 use super::{
-    changes::version_from_column,
+    changes::{ownership_from_column, version_from_column},
     error::{file_error, store_error},
     folder::{self, StoreFolder},
     record_cache::CachedRecord,
@@ -11,7 +11,7 @@ use super::{
 use crate::{
     protocol::Timestamp,
     runtime::Mutex,
-    store::{DueTask, ListCursor, StoreError},
+    store::{DueTask, ListCursor, LoadedTask, RecentTask, StoreError},
     task::{Record, TaskId, TaskPrincipal},
 };
 use rusqlite::{Connection, ToSql, params};
@@ -75,7 +75,7 @@ impl ReaderPool {
     }
 }
 
-/// Reads the record with this id, and its result; `None` if there is none.
+/// Reads the task with this id, and its result; `None` if there is none.
 pub(super) fn load(
     folder: &StoreFolder,
     connection: &Connection,
@@ -101,7 +101,9 @@ pub(super) fn load(
         .record(body)
         .map_err(|error| unreadable_error(folder.path(), id, &error))?;
     let (number, version) = (row.get(4).map_err(failed)?, version_from_column(row.get(5).map_err(failed)?));
-    Ok(Some(CachedRecord { version, record: Arc::new(record), number }))
+    let ownership = ownership_from_column(row.get(8).map_err(failed)?);
+    let task = LoadedTask { version, record: Arc::new(record), ownership };
+    Ok(Some(CachedRecord { task, number }))
 }
 
 fn read_all(folder: &StoreFolder, path: &Path) -> io::Result<Vec<u8>> {
@@ -128,7 +130,8 @@ pub(super) fn due(
         while let Some(row) = rows.next()? {
             let is_ended = row::is_ended(row.get_ref(2)?.as_str()?);
             let due: i64 = row.get(0)?;
-            found.push((due, DueTask { id: TaskId::from_entropy(row.get(1)?), is_ended }));
+            let (id, ownership) = (TaskId::from_entropy(row.get(1)?), ownership_from_column(row.get(3)?));
+            found.push((due, DueTask { id, is_ended, ownership }));
         }
         Ok(())
     };
@@ -190,31 +193,28 @@ pub(super) fn recent(
     is_ended: bool,
     below: Option<u64>,
     limit: usize,
-) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+) -> Result<Vec<RecentTask>, StoreError> {
     let below = below.map_or(i64::MAX, |below| i64::try_from(below).unwrap_or(i64::MAX));
     let found =
         if is_ended { recent_ended(connection, below, limit) } else { recent_live(connection, below, limit) };
     found.map_err(|error| store_error(folder, &error))
 }
 
-/// The number of a record in the order of insertion, and the record.
-type NumberedRecord = (u64, Arc<Record>);
-
-fn recent_ended(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<NumberedRecord>> {
+fn recent_ended(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<RecentTask>> {
     let mut statement = connection.prepare_cached(ENDED)?;
     let mut rows = statement.query(params![below])?;
     let mut found = Vec::new();
     while found.len() < limit
         && let Some(row) = rows.next()?
     {
-        found.extend(read_numbered(row)?);
+        found.extend(read_recent(row)?);
     }
     Ok(found)
 }
 
 /// Reads unfinished records. The numbers of all of them are read from the index, and only the rows of the
 /// requested ones from the table, because an open admin page requests these each second.
-fn recent_live(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<NumberedRecord>> {
+fn recent_live(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<RecentTask>> {
     let mut numbers = connection.prepare_cached(OPEN)?;
     let mut numbers = numbers.query(params![below])?;
     let mut statement = connection.prepare_cached(LIVE)?;
@@ -224,21 +224,21 @@ fn recent_live(connection: &Connection, below: i64, limit: usize) -> rusqlite::R
     {
         let mut rows = statement.query(params![number.get::<_, i64>(0)?])?;
         if let Some(row) = rows.next()? {
-            found.extend(read_numbered(row)?);
+            found.extend(read_recent(row)?);
         }
     }
     Ok(found)
 }
 
-/// Reads a record and its number; `None` if the row is unreadable.
-fn read_numbered(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<NumberedRecord>> {
+/// Reads a task; `None` if the row is unreadable.
+fn read_recent(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<RecentTask>> {
     let columns = read_columns(row)?;
     let record = match row.get::<_, Option<Vec<u8>>>(4)? {
         Some(body) => columns.record(body.into()),
         None => columns.without_body(),
     };
-    let number: i64 = row.get(5)?;
-    Ok(record.ok().map(|record| (number.cast_unsigned(), Arc::new(record))))
+    let (number, ownership) = (row.get::<_, i64>(5)?.cast_unsigned(), ownership_from_column(row.get(6)?));
+    Ok(record.ok().map(|record| RecentTask { number, record: Arc::new(record), ownership }))
 }
 
 fn read_columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<RowColumns<'a>> {
@@ -262,18 +262,20 @@ fn limit_to_column(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX)
 }
 
-const LOAD: &str = "SELECT id, owner, created, head, number, version, file, body FROM tasks WHERE id = ?1";
-const DUE_ENDED: &str = "SELECT due, id, state FROM tasks WHERE NOT open AND due <= ?1 ORDER BY due LIMIT ?2";
+const LOAD: &str =
+    "SELECT id, owner, created, head, number, version, file, body, node FROM tasks WHERE id = ?1";
+const DUE_ENDED: &str =
+    "SELECT due, id, state, node FROM tasks WHERE NOT open AND due <= ?1 ORDER BY due LIMIT ?2";
 const DUE_OPEN: &str =
-    "SELECT due, id, state FROM tasks WHERE open AND node = ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
+    "SELECT due, id, state, node FROM tasks WHERE open AND node = ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
 /// Matches no row once the tasks of former processes are taken over.
-const DUE_OTHER_NODES: &str = "SELECT due, id, state FROM tasks WHERE open AND node < ?3 AND due <= ?1 \
-    UNION ALL SELECT due, id, state FROM tasks WHERE open AND node > ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
+const DUE_OTHER_NODES: &str = "SELECT due, id, state, node FROM tasks WHERE open AND node < ?3 AND due <= ?1 \
+    UNION ALL SELECT due, id, state, node FROM tasks WHERE open AND node > ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
 const LIST: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END \
     FROM tasks WHERE owner = ?1 AND (created, id) > (?2, ?3) ORDER BY created, id";
 /// Scans the whole index of open tasks, and nothing else: the other tasks are many more.
 const OPEN: &str = "SELECT number FROM tasks INDEXED BY open WHERE open AND number < ?1 ORDER BY number DESC";
-const LIVE: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END, number \
+const LIVE: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END, number, node \
     FROM tasks WHERE number = ?1 AND state IN ('working', 'input_required')";
-const ENDED: &str = "SELECT id, owner, created, head, NULL, number FROM tasks NOT INDEXED \
+const ENDED: &str = "SELECT id, owner, created, head, NULL, number, node FROM tasks NOT INDEXED \
     WHERE number < ?1 AND state NOT IN ('working', 'input_required') ORDER BY number DESC";

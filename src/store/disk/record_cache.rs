@@ -4,22 +4,14 @@
 //! process. A reader may add a record that it has read from the database, if no record has been removed
 //! since.
 
-use crate::{
-    runtime::Mutex,
-    store::RecordVersion,
-    task::{Record, TaskId},
-};
+use crate::{runtime::Mutex, store::LoadedTask, task::TaskId};
 use dashmap::DashMap;
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, HashMap};
 
 /// A record in memory.
 #[derive(Clone, Debug)]
 pub(super) struct CachedRecord {
-    pub(super) version: RecordVersion,
-    pub(super) record: Arc<Record>,
+    pub(super) task: LoadedTask,
     /// The number of the record's row.
     pub(super) number: i64,
 }
@@ -58,10 +50,10 @@ impl RecordCache {
         Self { live: DashMap::new(), ended: Mutex::default() }
     }
 
-    /// The record with this id, if it is in memory.
-    pub(super) fn get(&self, id: &TaskId) -> Option<(RecordVersion, Arc<Record>)> {
+    /// The task with this id, if it is in memory.
+    pub(super) fn get(&self, id: &TaskId) -> Option<LoadedTask> {
         if let Some(cached) = self.live.get(id) {
-            return Some((cached.version, Arc::clone(&cached.record)));
+            return Some(cached.task.clone());
         }
         self.ended.lock().get(id)
     }
@@ -88,7 +80,7 @@ impl RecordCache {
     /// Stores the committed state of a record; `None` removes it.
     pub(super) fn commit(&self, id: TaskId, cached: Option<CachedRecord>) {
         match cached {
-            Some(cached) if !cached.record.state.is_ended() => drop(self.live.insert(id, cached)),
+            Some(cached) if !cached.task.record.state.is_ended() => drop(self.live.insert(id, cached)),
             cached => {
                 let mut ended = self.ended.lock();
                 ended.remove(&id);
@@ -116,16 +108,16 @@ impl RecordCache {
 // === impl EndedRecords ===
 
 impl EndedRecords {
-    fn get(&mut self, id: &TaskId) -> Option<(RecordVersion, Arc<Record>)> {
+    fn get(&mut self, id: &TaskId) -> Option<LoadedTask> {
         let (position, cached) = self.records.get_mut(id)?;
         let id = self.order.remove(position)?;
         (*position, self.next) = (self.next, self.next + 1);
         self.order.insert(*position, id);
-        Some((cached.version, Arc::clone(&cached.record)))
+        Some(cached.task.clone())
     }
 
     fn add(&mut self, cached: CachedRecord) {
-        let id = cached.record.id.clone();
+        let id = cached.task.record.id.clone();
         self.remove(&id);
         self.bytes += cached_bytes(&cached);
         self.order.insert(self.next, id.clone());
@@ -149,7 +141,7 @@ impl EndedRecords {
 
 /// The estimated bytes of a record in memory.
 fn cached_bytes(cached: &CachedRecord) -> usize {
-    cached.record.stored_bytes() + RECORD_OVERHEAD
+    cached.task.record.stored_bytes() + RECORD_OVERHEAD
 }
 
 #[cfg(test)]
@@ -157,9 +149,10 @@ mod tests {
     use super::*;
     use crate::{
         protocol::Timestamp,
-        task::{TaskEvent, TaskPrincipal, TaskSharing, apply},
+        store::{ProcessId, RecordVersion, TaskOwnership},
+        task::{Record, TaskEvent, TaskPrincipal, TaskSharing, apply},
     };
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
     fn ended(number: u8, bytes: usize) -> CachedRecord {
         let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
@@ -167,26 +160,28 @@ mod tests {
         let record = Record::new(TaskId::from_entropy([number; 16]), owner, "slow", Duration::ZERO, now);
         let result = TaskEvent::Returned { result: vec![b'x'; bytes].into() };
         let record = Arc::new(apply(&record, result, now).expect("alive").0);
-        CachedRecord { version: RecordVersion(1), record, number: i64::from(number) }
+        let ownership = TaskOwnership::unlimited(ProcessId(1));
+        let task = LoadedTask { version: RecordVersion(1), record, ownership };
+        CachedRecord { task, number: i64::from(number) }
     }
 
     #[test]
     fn finished_records_are_evicted_least_recently_used_first() {
         let cache = RecordCache::new();
         let all: Vec<_> = (0..4).map(|number| ended(number, ENDED_BYTES / 4)).collect();
-        let is_cached = |number: usize| cache.get(&all[number].record.id).is_some();
+        let is_cached = |number: usize| cache.get(&all[number].task.record.id).is_some();
         for kept in &all[..3] {
-            cache.commit(kept.record.id.clone(), Some(kept.clone()));
+            cache.commit(kept.task.record.id.clone(), Some(kept.clone()));
         }
         assert!(is_cached(0) && is_cached(1) && is_cached(2));
         assert!(is_cached(0), "and is the last used");
-        cache.commit(all[3].record.id.clone(), Some(all[3].clone()));
+        cache.commit(all[3].task.record.id.clone(), Some(all[3].clone()));
         assert_eq!([0, 1, 2, 3].map(is_cached), [true, false, true, true]);
         assert!(cache.ended.lock().bytes <= ENDED_BYTES);
         // A record larger than the bound is not kept, and does not count.
         let large = ended(9, ENDED_BYTES);
-        cache.commit(large.record.id.clone(), Some(large.clone()));
-        assert!(cache.get(&large.record.id).is_none());
+        cache.commit(large.task.record.id.clone(), Some(large.clone()));
+        assert!(cache.get(&large.task.record.id).is_none());
         assert_eq!(cache.ended.lock().bytes, 0);
     }
 
@@ -195,10 +190,10 @@ mod tests {
         let cache = RecordCache::new();
         let one = ended(1, 1);
         let read = cache.removals();
-        cache.commit(one.record.id.clone(), None);
+        cache.commit(one.task.record.id.clone(), None);
         cache.add(read, one.clone());
-        assert!(cache.get(&one.record.id).is_none());
+        assert!(cache.get(&one.task.record.id).is_none());
         cache.add(cache.removals(), one.clone());
-        assert!(cache.get(&one.record.id).is_some());
+        assert!(cache.get(&one.task.record.id).is_some());
     }
 }

@@ -81,7 +81,7 @@ async fn step(store: &dyn Store, number: u32, step: Step) {
 
 /// How far the task is, as the store has it; `Missing` where it has none.
 async fn reached(store: &dyn Store, number: u32) -> Option<Step> {
-    let (_, record) = store.load(&id(number)).await.expect("it can be read")?;
+    let record = store.load(&id(number)).await.expect("it can be read")?.record;
     Some(match &record.state {
         TaskState::Working => Step::Inserted,
         TaskState::InputRequired { .. } => Step::Asked,
@@ -310,6 +310,6 @@ async fn meets_a_disk_that_takes_no_more() {
     for number in 1..=3 {
         assert_eq!(result(&*store, number).await, Some(1 << 20));
     }
-    let version = store.load(&id(9)).await.expect("answers").expect("found").0;
+    let version = store.load(&id(9)).await.expect("answers").expect("found").version;
     assert!(store.swap(version, record(9), Durability::Machine).await.expect("kept"));
 }

@@ -95,7 +95,7 @@ async fn a_store_of_an_earlier_version_is_upgraded_and_keeps_its_tasks() {
     assert_eq!(check(&world.path).expect("it can be read").faults, [""; 0]);
     let store = world.open();
     assert_eq!(store.stored_clock(), None);
-    assert_eq!(store.load(&record(1).id).await.expect("answers").map(|(_, found)| found), Some(record(1)));
+    assert_eq!(store.load(&record(1).id).await.expect("answers").map(|task| task.record), Some(record(1)));
 }
 
 #[tokio::test]

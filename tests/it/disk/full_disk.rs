@@ -10,7 +10,7 @@ use deferral::internals::{
     policy::TaskQuotas,
     proxy::TaskLedger,
     runtime::{Drain, SystemClock},
-    store::{DiskStore, Store, StoreBounds, StoreError, UpdateOutcome, update},
+    store::{DiskStore, LoadedTask, Store, StoreBounds, StoreError, UpdateOutcome, update},
     task::{TaskEvent, TaskState},
 };
 use futures_util::future::join_all;
@@ -153,7 +153,7 @@ async fn a_large_result_of_a_version_that_is_gone_is_not_written() {
     let world = StoreFolder::new();
     let store = world.open();
     insert(&*store, 1).await;
-    let (version, record) = store.load(&id(1)).await.expect("answers").expect("found");
+    let LoadedTask { version, record, .. } = store.load(&id(1)).await.expect("answers").expect("found");
     let ended = deferral::internals::task::apply(&record, returned(LARGE), START).expect("it is alive").0;
     let progress = TaskEvent::Progressed { message: "half way".to_owned() };
     update(&*store, &id(1), &progress, START).await.expect("kept");
@@ -234,7 +234,7 @@ async fn meets_a_disk_without_space() {
         // What is kept is still read, and nothing has changed.
         assert_eq!(result(&*store, 0).await, Some(1000));
         assert!(store.load(&id(number)).await.expect("answers").is_none());
-        let state = store.load(&id(round)).await.expect("answers").expect("found").1.state.clone();
+        let state = store.load(&id(round)).await.expect("answers").expect("found").record.state.clone();
         assert_eq!(state, TaskState::Working);
         fs::remove_file(taken).expect("removed");
         insert(&*store, number).await;
@@ -268,7 +268,7 @@ async fn an_end_waits_for_space(disk: &Path, store: &Arc<dyn Store>) {
     fs::remove_file(taken).expect("removed");
     let kept = timeout(Duration::from_secs(20), keeping).await.expect("there is space").expect("it ends");
     assert!(matches!(kept, Ok(UpdateOutcome::Applied { .. })), "{kept:?}");
-    let (_, record) = store.load(&record.id).await.expect("answers").expect("found");
+    let record = store.load(&record.id).await.expect("answers").expect("found").record;
     let TaskState::Failed { error } = &record.state else { panic!("{record:?}") };
     assert!(String::from_utf8_lossy(error).contains("(free space of store.disk)"), "{error:?}");
 }

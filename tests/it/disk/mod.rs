@@ -103,7 +103,7 @@ fn returned(bytes: usize) -> TaskEvent {
 
 /// The bytes that the task has ended with, if there is such a task.
 async fn result(store: &dyn Store, number: u32) -> Option<usize> {
-    match &store.load(&id(number)).await.expect("answers")?.1.state {
+    match &store.load(&id(number)).await.expect("answers")?.record.state {
         TaskState::Completed { result, .. } => {
             assert!(result.iter().all(|byte| *byte == b'x'));
             Some(result.len())

@@ -1,7 +1,7 @@
 //! Large results, which are files.
 
 use super::{StoreFolder, end, id, insert, result};
-use deferral::internals::store::StoreError;
+use deferral::internals::store::{LoadedTask, StoreError};
 use std::{fs, time::Duration};
 use tokio::time::sleep;
 
@@ -48,7 +48,7 @@ async fn a_file_that_no_row_names_is_swept_and_one_of_a_writer_that_lost_is_not_
         end(&*store, number, LARGEST_IN_ROW + 1).await;
     }
     // The file of the second writer is discarded.
-    let (version, record) = store.load(&id(1)).await.expect("answers").expect("found");
+    let LoadedTask { version, record, .. } = store.load(&id(1)).await.expect("answers").expect("found");
     let before = deferral::internals::store::RecordVersion(version.0 - 1);
     let flush = deferral::internals::store::Durability::Machine;
     assert!(!store.swap(before, record, flush).await.expect("answers"));

@@ -107,7 +107,6 @@ impl Process {
             Arc::new(route(always)),
             Arc::new(server.clone()),
             Arc::clone(&ledger),
-            Arc::default(),
             clock.clone(),
             Arc::new(SealKeyring::new([7; 32], &[])),
             [stopping, too_late.clone(), closed],

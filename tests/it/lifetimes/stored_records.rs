@@ -5,8 +5,8 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::{ClockOffset, ClockReading, Timestamp},
     store::{
-        DueTask, Durability, ListCursor, MemoryStore, OrphanTask, RecordVersion, Store, StoreBounds,
-        StoreError, StoreUsage, TaskTally,
+        DueTask, Durability, ListCursor, LoadedTask, MemoryStore, OrphanTask, ProcessId, RecentTask,
+        RecordVersion, Store, StoreBounds, StoreError, StoreUsage, TaskTally,
     },
     task::{Record, TaskId, TaskPrincipal, TaskState},
 };
@@ -50,7 +50,7 @@ impl Records {
     /// The record as it is kept now.
     pub(super) fn get(&self, id: &TaskId) -> Option<Arc<Record>> {
         let found = self.kept.load(id).now_or_never().expect("memory does not wait");
-        found.expect("memory does not fail").map(|(_, record)| record)
+        found.expect("memory does not fail").map(|task| task.record)
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Record>> {
@@ -80,11 +80,15 @@ impl Records {
 
 #[async_trait]
 impl Store for Records {
+    fn process(&self) -> ProcessId {
+        self.kept.process()
+    }
+
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
         self.kept.insert(record).await
     }
 
-    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
+    async fn load(&self, id: &TaskId) -> Result<Option<LoadedTask>, StoreError> {
         self.kept.load(id).await
     }
 
@@ -165,7 +169,7 @@ impl Store for Records {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         self.kept.recent(is_ended, below, limit).await
     }
 

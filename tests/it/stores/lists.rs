@@ -103,7 +103,7 @@ pub(super) async fn a_list_shows_records_as_they_are_now(store: Arc<dyn Store>) 
     for event in [progressed("half"), asked("a"), TaskEvent::CANCELLED_BY_CLIENT] {
         let told = update(&*store, &id, &event, START + MINUTE).await.expect("answers");
         let UpdateOutcome::Applied { after, .. } = told else { panic!("applied: {told:?}") };
-        let wanted = [owned(1, owner, 0), after, owned(3, owner, 0)];
+        let wanted = [owned(1, owner, 0), after.record, owned(3, owner, 0)];
         assert_eq!(listed(&*store, owner, None, 99).await, wanted);
     }
 }
@@ -113,8 +113,8 @@ pub(super) async fn operators_find_the_youngest_first_and_what_works_apart_from_
 ) {
     let recent = async |is_ended, below, limit| {
         let found = store.recent(is_ended, below, limit).await.expect("answers");
-        let ids: Vec<_> = found.iter().map(|(_, record)| record.id.clone()).collect();
-        (ids, found.last().map(|(number, _)| *number))
+        let ids: Vec<_> = found.iter().map(|task| task.record.id.clone()).collect();
+        (ids, found.last().map(|task| task.number))
     };
     let ids = |numbers: &[u8]| numbers.iter().map(|number| id(*number)).collect::<Vec<_>>();
     assert_eq!(recent(false, None, 9).await, (vec![], None));
@@ -151,7 +151,7 @@ pub(super) async fn a_record_that_changes_hands_is_listed_by_its_new_owner_alone
     for to in owners.iter().skip(1).chain([&owners[0]]) {
         let given = owned(1, to, 0);
         assert!(swapped(&*store, version, Arc::clone(&given)).await);
-        version = store.load(&given.id).await.expect("answers").expect("found").0;
+        version = store.load(&given.id).await.expect("answers").expect("found").version;
         for owner in &owners {
             let wanted: &[_] = if owner == to { std::slice::from_ref(&given) } else { &[] };
             assert_eq!(listed(&*store, owner, None, 9).await, wanted, "{owner:?} of {to:?}");

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::{ClockReading, Timestamp},
     store::{
-        DueTask, Durability, ListCursor, MemoryStore, OrphanTask, RecordVersion, Store, StoreBounds,
-        StoreError, StoreUsage, TaskTally, UpdateOutcome, update,
+        DueTask, Durability, ListCursor, LoadedTask, MemoryStore, OrphanTask, ProcessId, RecentTask,
+        RecordVersion, Store, StoreBounds, StoreError, StoreUsage, TaskTally, UpdateOutcome, update,
     },
     task::{EventRefusal, Record, TaskEvent, TaskId, TaskPrincipal},
 };
@@ -23,6 +23,10 @@ struct Contended {
 
 #[async_trait]
 impl Store for Contended {
+    fn process(&self) -> ProcessId {
+        self.inner.process()
+    }
+
     fn stored_clock(&self) -> Option<ClockReading> {
         self.inner.stored_clock()
     }
@@ -39,7 +43,7 @@ impl Store for Contended {
         self.inner.insert(record).await
     }
 
-    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
+    async fn load(&self, id: &TaskId) -> Result<Option<LoadedTask>, StoreError> {
         self.inner.load(id).await
     }
 
@@ -86,7 +90,7 @@ impl Store for Contended {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         self.inner.recent(is_ended, below, limit).await
     }
 
@@ -107,8 +111,8 @@ async fn an_update_that_loses_a_race_is_applied_to_what_won() {
     let mine = update(&store, &id(1), &asked("mine"), START).await.expect("answers");
     let UpdateOutcome::Applied { before, after, .. } = mine else { panic!("applied: {mine:?}") };
     assert_eq!(before.keys_used.len(), 2);
-    assert_eq!(after.keys_used.iter().collect::<Vec<_>>(), ["a", "b", "mine"]);
-    assert_eq!(kept(&store, 1).await, Some(after));
+    assert_eq!(after.record.keys_used.iter().collect::<Vec<_>>(), ["a", "b", "mine"]);
+    assert_eq!(kept(&store, 1).await, Some(after.record));
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 mod lists;
 mod lost_races;
+mod ownership;
 mod random_changes;
 mod records;
 mod troubled_store;
@@ -16,6 +17,7 @@ use self::{
         operators_find_the_youngest_first_and_what_works_apart_from_what_has_ended,
         pages_lose_and_repeat_nothing_during_concurrent_changes,
     },
+    ownership::{a_swap_proves_that_the_owner_is_still_the_same, each_read_reports_who_owns_a_task},
     random_changes::random_changes_agree_with_a_plain_map,
     records::{
         a_large_result_returns_whole, a_record_that_changed_is_due_anew, a_version_is_good_for_one_change,
@@ -37,8 +39,8 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
     store::{
-        DiskStore, DueTask, Durability, ListCursor, MemoryStore, OrphanTask, RecordVersion, Recount, Store,
-        StoreBounds, TaskTally, UpdateOutcome, update,
+        DiskStore, DueTask, Durability, ListCursor, LoadedTask, MemoryStore, OrphanTask, RecordVersion,
+        Recount, Store, StoreBounds, TaskOwnership, TaskTally, UpdateOutcome, update,
     },
     task::{Record, TaskEvent, TaskId, TaskPrincipal, TaskSharing, TaskState},
 };
@@ -95,6 +97,8 @@ macro_rules! each_store {
     } {
         records_survive_a_restart
         orphans_of_a_process_are_given_to_the_next_once
+        each_read_reports_who_owns_a_task
+        a_swap_proves_that_the_owner_is_still_the_same
         an_anchor_is_kept_until_it_is_of_no_use
         an_id_that_is_used_again_is_not_listed_by_its_former_owner
         pages_lose_and_repeat_nothing_during_concurrent_changes
@@ -199,21 +203,21 @@ fn with(record: &Record, event: TaskEvent) -> Arc<Record> {
 
 async fn inserted(store: &dyn Store, record: Arc<Record>) -> RecordVersion {
     store.insert(Arc::clone(&record)).await.expect("inserted");
-    store.load(&record.id).await.expect("answers").expect("found").0
+    store.load(&record.id).await.expect("answers").expect("found").version
 }
 
 /// What is due, each told from the others by whether it has ended.
 async fn due(store: &dyn Store, now: Timestamp, limit: usize) -> Vec<TaskId> {
     let due = store.due(now, limit).await.expect("answers");
-    for DueTask { id, is_ended } in &due {
-        let (_, record) = store.load(id).await.expect("answers").expect("what is due is there");
-        assert_eq!(record.state.is_ended(), *is_ended);
+    for DueTask { id, is_ended, ownership } in &due {
+        let task = store.load(id).await.expect("answers").expect("what is due is there");
+        assert_eq!((task.record.state.is_ended(), task.ownership), (*is_ended, *ownership));
     }
     due.into_iter().map(|due| due.id).collect()
 }
 
 async fn kept(store: &dyn Store, number: u8) -> Option<Arc<Record>> {
-    store.load(&id(number)).await.expect("answers").map(|(_, record)| record)
+    store.load(&id(number)).await.expect("answers").map(|task| task.record)
 }
 
 async fn swapped(store: &dyn Store, version: RecordVersion, record: Arc<Record>) -> bool {
@@ -249,7 +253,8 @@ impl Fresh {
         let orphans = self.store.take_orphans(limit).await.expect("answers");
         for OrphanTask { version, record, .. } in &orphans {
             let kept = self.store.load(&record.id).await.expect("answers").expect("found");
-            assert_eq!(kept, (*version, Arc::clone(record)));
+            let ownership = TaskOwnership { owner: self.store.process(), lease_until: None };
+            assert_eq!(kept, LoadedTask { version: *version, record: Arc::clone(record), ownership });
         }
         let mut orphans: Vec<_> = orphans
             .into_iter()

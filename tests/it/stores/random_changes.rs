@@ -87,8 +87,8 @@ pub(super) async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>)
                     model.get(&number).map(|record| deferral::internals::task::apply(record, event, now));
                 match (told, known) {
                     (UpdateOutcome::Applied { before, after, effects, .. }, Some(Ok((next, wanted)))) => {
-                        assert_eq!((&*after, &effects), (&next, &wanted), "{operation:?}");
-                        assert_eq!(model.insert(number, after), Some(before), "{operation:?}");
+                        assert_eq!((&*after.record, &effects), (&next, &wanted), "{operation:?}");
+                        assert_eq!(model.insert(number, after.record), Some(before), "{operation:?}");
                     }
                     (UpdateOutcome::Refused(told), Some(Err(refusal))) => assert_eq!(told, refusal),
                     (UpdateOutcome::Unknown, None) => {}

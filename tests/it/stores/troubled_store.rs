@@ -6,8 +6,8 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::{ClockReading, Timestamp},
     store::{
-        DueTask, Durability, ListCursor, OrphanTask, RecordVersion, Store, StoreBounds, StoreError,
-        StoreUsage, TaskTally,
+        DueTask, Durability, ListCursor, LoadedTask, OrphanTask, ProcessId, RecentTask, RecordVersion, Store,
+        StoreBounds, StoreError, StoreUsage, TaskTally,
     },
     task::{Record, TaskId, TaskPrincipal},
 };
@@ -107,11 +107,15 @@ impl Drop for Made<'_> {
 
 #[async_trait]
 impl Store for Troubled {
+    fn process(&self) -> ProcessId {
+        self.inner.process()
+    }
+
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
         asked!(self, self.inner.insert(Arc::clone(&record)))
     }
 
-    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
+    async fn load(&self, id: &TaskId) -> Result<Option<LoadedTask>, StoreError> {
         asked!(self, self.inner.load(id))
     }
 
@@ -170,7 +174,7 @@ impl Store for Troubled {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         asked!(self, self.inner.recent(is_ended, below, limit))
     }
 

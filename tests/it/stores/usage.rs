@@ -121,7 +121,7 @@ async fn what_does_not_fit_is_refused_and_changes_nothing_however_many_come_at_o
         assert!(full.iter().any(|(_, named)| *named == limit), "{limit}: {full:?}");
     }
     for (id, _) in &full {
-        let (_, record) = store.load(id).await.expect("answers").expect("it is there");
+        let record = store.load(id).await.expect("answers").expect("it is there").record;
         assert_eq!(record.state, TaskState::Working, "it is as it was");
         // Why it failed must always fit.
         let error = TaskEvent::Failed { error: vec![b' '; 300].into(), message: Some("x".repeat(300)) };

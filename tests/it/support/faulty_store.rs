@@ -10,8 +10,8 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::{ClockReading, Timestamp},
     store::{
-        DueTask, Durability, ListCursor, MemoryStore, OrphanTask, RecordVersion, Store, StoreBounds,
-        StoreError, StoreUsage, TaskTally,
+        DueTask, Durability, ListCursor, LoadedTask, MemoryStore, OrphanTask, ProcessId, RecentTask,
+        RecordVersion, Store, StoreBounds, StoreError, StoreUsage, TaskOwnership, TaskTally,
     },
     task::{Record, TaskId, TaskPrincipal},
 };
@@ -49,6 +49,8 @@ pub(crate) struct FaultyStore {
     has_halted: watch::Sender<bool>,
     /// No change is made before so many are asked for.
     crowd: Option<Barrier>,
+    /// The ownership of every task, in place of what the other store says.
+    ownership: Mutex<Option<TaskOwnership>>,
 }
 
 /// Where a store halts.
@@ -132,7 +134,18 @@ impl FaultyStore {
             halt: Mutex::default(),
             has_halted: watch::Sender::new(false),
             crowd: None,
+            ownership: Mutex::default(),
         }
+    }
+
+    /// Every task has this owner and this lease.
+    pub(crate) fn owned_as(&self, ownership: TaskOwnership) {
+        *self.ownership.lock().unwrap_or_else(PoisonError::into_inner) = Some(ownership);
+    }
+
+    /// The ownership that is reported in place of this one.
+    fn reported(&self, ownership: TaskOwnership) -> TaskOwnership {
+        self.ownership.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or(ownership)
     }
 
     /// It halts there, counted from now.
@@ -240,6 +253,10 @@ impl FaultyStore {
 
 #[async_trait]
 impl Store for FaultyStore {
+    fn process(&self) -> ProcessId {
+        self.inner.process()
+    }
+
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
         self.insert_reserved(record, Box::new(())).await
     }
@@ -262,11 +279,11 @@ impl Store for FaultyStore {
         done
     }
 
-    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
+    async fn load(&self, id: &TaskId) -> Result<Option<LoadedTask>, StoreError> {
         self.begins(Op::Load).await?;
         let done = self.inner.load(id).await;
         self.may_yield().await;
-        done
+        done.map(|found| found.map(|task| LoadedTask { ownership: self.reported(task.ownership), ..task }))
     }
 
     async fn swap(
@@ -315,7 +332,8 @@ impl Store for FaultyStore {
         self.begins(Op::Due).await?;
         let done = self.inner.due(now, limit).await;
         self.may_yield().await;
-        done
+        let reported = |due: DueTask| DueTask { ownership: self.reported(due.ownership), ..due };
+        done.map(|due| due.into_iter().map(reported).collect())
     }
 
     async fn list(
@@ -335,7 +353,7 @@ impl Store for FaultyStore {
         is_ended: bool,
         below: Option<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    ) -> Result<Vec<RecentTask>, StoreError> {
         self.begins(Op::List).await?;
         let done = self.inner.recent(is_ended, below, limit).await;
         self.may_yield().await;

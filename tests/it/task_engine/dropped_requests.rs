@@ -194,7 +194,7 @@ fn run(asked: Asked, outlives: bool, polls: usize) -> ([Outcome; 2], Polled) {
 async fn outcome(world: &EngineAndServer, observers: &[Received], before: &BTreeMap<String, f64>) -> Outcome {
     let mut tasks = Vec::new();
     for due in world.store.due(Timestamp::from_millis(u64::MAX), usize::MAX).await.expect("it answers") {
-        let (_, record) = world.store.load(&due.id).await.expect("it answers").expect("it is there");
+        let record = world.store.load(&due.id).await.expect("it answers").expect("it is there").record;
         tasks.push(shown(&record));
     }
     let principal = [1; 16];

@@ -214,7 +214,7 @@ impl Setup {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let secret = store.is_durable().then(|| StoreSecret::new(&[9; 32]));
         let ledger = TaskLedger::new(store.clone(), secret.as_ref(), quotas, Arc::clone(&clock));
-        let switchboard = Arc::<CallRegistry>::default();
+        let switchboard = Arc::clone(&ledger.call_registry);
         let [(draining, stopping), (overdue, too_late), (closing, closed)] =
             [Drain::new(), Drain::new(), Drain::new()];
         let path = Arc::clone(&route.path);
@@ -222,13 +222,12 @@ impl Setup {
             Arc::new(route),
             upstream,
             Arc::clone(&ledger),
-            Arc::clone(&switchboard),
             clock,
             Arc::new(SealKeyring::new([7; 32], &[])),
             [stopping, too_late.clone(), closed],
         );
         tokio::spawn(Arc::clone(&ledger).maintain(vec![endpoint.clone()], too_late));
-        let operators = Arc::new(OperatorTasks::new(Arc::clone(&ledger), Arc::clone(&switchboard)));
+        let operators = Arc::new(OperatorTasks::new(Arc::clone(&ledger)));
         let drains = [draining, overdue, closing];
         EngineAndServer { endpoint, operators, ledger, switchboard, store, server, path, quotas, drains }
     }

@@ -12,7 +12,11 @@ use crate::{
     },
 };
 use deferral::internals::{
-    policy::TaskQuotas, protocol::Timestamp, store::Store as _, task::Record, telemetry::limit_snapshots,
+    policy::TaskQuotas,
+    protocol::Timestamp,
+    store::{RecentTask, Store as _},
+    task::Record,
+    telemetry::limit_snapshots,
 };
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -231,7 +235,7 @@ async fn expire() {
 async fn recount(world: &EngineAndServer, before: &BTreeMap<String, f64>) -> Vec<Arc<Record>> {
     let mut records = Vec::new();
     for due in world.store.due(Timestamp::from_millis(u64::MAX), usize::MAX).await.expect("it answers") {
-        records.push(world.store.load(&due.id).await.expect("it answers").expect("it is there").1);
+        records.push(world.store.load(&due.id).await.expect("it answers").expect("it is there").record);
     }
     let (tallies, usage) = world.ledger.census().await.expect("it answers");
     let bytes: usize = records.iter().map(|record| record.stored_bytes()).sum();
@@ -364,7 +368,7 @@ async fn end_tasks(world: &EngineAndServer, client: &Client, ending: Ending, tas
             // A ticket does not say which task it is.
             let recent = world.store.recent(false, None, tasks).await.expect("it answers");
             assert_eq!(recent.len(), tasks);
-            let cancels = recent.into_iter().map(|(_, record)| {
+            let cancels = recent.into_iter().map(|RecentTask { record, .. }| {
                 let operators = Arc::clone(&world.operators);
                 async move { operators.cancel(record.id.as_str()).await.map(drop) }
             });
@@ -459,7 +463,7 @@ async fn what_operators_are_shown_agrees_with_a_recount() {
     let (mut tasks, mut bytes) = (0, 0);
     for due in store.due(Timestamp::from_millis(u64::MAX), usize::MAX).await.expect("it answers") {
         tasks += 1;
-        bytes += store.load(&due.id).await.expect("it answers").expect("it is there").1.stored_bytes();
+        bytes += store.load(&due.id).await.expect("it answers").expect("it is there").record.stored_bytes();
     }
     let limits = operator.json("/limits").await;
     let used = |key: &str| {

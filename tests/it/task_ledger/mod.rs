@@ -5,9 +5,9 @@ use bytes::Bytes;
 use deferral::internals::{
     policy::TaskQuotas,
     protocol::{ClockOffset, ClockReading, WallTime},
-    proxy::{TaskAdmissionError, TaskLedger},
+    proxy::{CancelOutcome, OperatorTasks, TaskAdmissionError, TaskLedger},
     runtime::{Clock, Drain, SteadyClock, SystemClock},
-    store::{MemoryStore, Store, StoreError, UpdateOutcome},
+    store::{MemoryStore, Store, StoreError, TaskOwnership, UpdateOutcome},
     task::{Record, TaskEvent, TaskId, TaskPrincipal, TaskSharing, TaskState},
 };
 use futures_util::{FutureExt, poll};
@@ -147,6 +147,46 @@ async fn a_task_that_could_not_be_removed_ends_and_its_lease_is_not_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_task_of_another_process_is_left_alone_until_its_lease_lapses() {
+    const HOUR: Duration = Duration::from_secs(60 * 60);
+    let (ledger, store, clock) = ledger(TaskQuotas::default());
+    let record = record(&clock);
+    store.insert(Arc::new(record.clone())).await.expect("kept");
+    let owner = MemoryStore::default().restarted().process();
+    assert_ne!(owner, store.process());
+    store.owned_as(TaskOwnership { owner, lease_until: None });
+    let (_drain, stopping) = Drain::new();
+    let looking_after = tokio::spawn(Arc::clone(&ledger).maintain(Vec::new(), stopping));
+    let state =
+        async || ledger.load(&record.id).await.expect("it answers").expect("it is there").state.clone();
+    // It is due all the time, and its owner does not renew it.
+    tokio::time::sleep(HOUR * 24).await;
+    assert_eq!(state().await, TaskState::Working, "its lease has no end");
+    store.owned_as(TaskOwnership { owner, lease_until: Some(clock.timestamp() + HOUR) });
+    tokio::time::sleep(HOUR - Duration::from_secs(10)).await;
+    assert_eq!(state().await, TaskState::Working, "its lease holds");
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let TaskState::Failed { error } = state().await else { panic!("its lease has lapsed") };
+    assert!(error.starts_with(br#"{"code":-31002,"#), "{error:?}");
+    looking_after.abort();
+}
+
+#[tokio::test]
+async fn a_cancellation_whose_owner_is_gone_is_stored_for_the_next_owner() {
+    let (former, clock) = (MemoryStore::default(), Arc::new(SystemClock::new()));
+    let (record, store) = (record(&clock), Arc::new(former.restarted()));
+    former.insert(Arc::new(record.clone())).await.expect("kept");
+    former.set_anchor(&record.id, Some("its call".into())).await.expect("kept");
+    let ledger = TaskLedger::new(store.clone(), None, TaskQuotas::default(), clock);
+    let cancelled = OperatorTasks::new(ledger).cancel(record.id.as_str()).await.expect("it answers");
+    assert!(matches!(cancelled, CancelOutcome::Cancelled(_)));
+    let [orphan] = &store.take_orphans(9).await.expect("it answers")[..] else {
+        panic!("its server is not told")
+    };
+    assert_eq!((&orphan.record.id, &orphan.record.state), (&record.id, &TaskState::Cancelled));
+}
+
+#[tokio::test(start_paused = true)]
 async fn orphans_of_a_process_end_concurrently() {
     let (memory, clock) = (MemoryStore::default(), Arc::new(SystemClock::new()));
     let ids: Vec<_> = (0..100).map(|number| TaskId::from_entropy([number; 16])).collect();
@@ -225,6 +265,7 @@ async fn a_step_of_the_wall_clock_is_stored_before_a_task_is_created_or_ends() {
     world.steps_to(NOON - EIGHT_HOURS);
     let ended = world.ledger.change(&record.id, &returned(1)).await.expect("kept");
     let UpdateOutcome::Applied { after, .. } = ended else { panic!("{ended:?}") };
+    let after = after.record;
     assert_eq!(world.kept(), Some(-28_800_000));
     assert_eq!(
         after.to_wall_time(after.updated),
