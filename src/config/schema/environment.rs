@@ -1,6 +1,6 @@
 //! The context in which a configuration is read: the folder of its file, and the environment variables.
 
-use super::values::InvalidValue;
+use super::problem::InvalidValue;
 use std::{collections::BTreeMap, env, fmt, path::Path};
 
 /// A snapshot of the environment variables. `Debug` hides them.
@@ -9,13 +9,13 @@ pub struct Environment(BTreeMap<String, Option<String>>);
 
 /// The context in which a configuration is read.
 #[derive(Clone, Copy)]
-pub(super) struct LoadContext<'a> {
+pub struct LoadContext<'a> {
     /// The folder of the configuration file, the base of relative paths.
-    pub(super) folder: &'a Path,
+    pub folder: &'a Path,
     /// Whether certificates and commands are checked for existence and validity.
-    pub(super) checks_files: bool,
+    pub checks_files: bool,
     /// The environment variables that the configuration may use.
-    pub(super) environment: &'a Environment,
+    pub environment: &'a Environment,
 }
 
 // === impl Environment ===
@@ -48,7 +48,7 @@ impl Environment {
     }
 
     /// Returns the value of a variable; `None` if it is not set or not valid UTF-8.
-    pub(super) fn get_text(&self, name: &str) -> Option<&str> {
+    pub fn get_text(&self, name: &str) -> Option<&str> {
         self.0.get(name)?.as_deref()
     }
 }
