@@ -25,8 +25,13 @@ struct TokenSource {
     source: SecretSource,
 }
 
-/// Reads `access`. `localhost` and IP addresses are always allowed hosts.
+/// Reads `access`.
 pub(super) fn read_access(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> AccessKeys {
+    s.key("access", "Access control for client requests: hosts, origins, tokens.")
+        .read_section("`access`", |s| read_access_keys(s, context))
+}
+
+fn read_access_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> AccessKeys {
     let hosts = s
         .key("hosts", "Host names by which clients reach the proxy, or `*` for any. Requests with another `Host` get 403 (protection against DNS rebinding). `localhost` and IP addresses are always allowed.")
         .read_list(string(host));

@@ -13,6 +13,10 @@ const SHORT_RETENTION: Duration = Duration::from_secs(60);
 
 /// Reads `defer`. The rollout is returned with its position as well.
 pub(super) fn read_defer(s: &mut SectionReader<'_, '_>) -> (DeferPolicy, Option<SpannedValue<Arc<Rollout>>>) {
+    s.key("defer", "Which `tools/call` requests become tasks, and when.").read_section("`defer`", read_policy)
+}
+
+fn read_policy(s: &mut SectionReader<'_, '_>) -> (DeferPolicy, Option<SpannedValue<Arc<Rollout>>>) {
     let defaults = DeferPolicy::default();
     let retention = s
         .key("retention", "How long the result of a finished task is kept, at least 1s. A task that is working is kept in any case.")

@@ -6,9 +6,9 @@ use super::{
     limits::{ConnectionLimits, read_limits, read_timeouts},
     listeners::{read_health_path, read_listen, read_metrics, read_public_url},
     process::{DrainTimes, LogConfig, ReadinessConfig, read_drain, read_log, read_ready},
-    request_state::read_state_keys,
+    request_state::read_request_state,
     route::{RouteConfig, RouteContext, read_routes},
-    store::{StoreConfig, store_type},
+    store::{StoreConfig, read_store},
     telemetry::read_telemetry,
     tls::read_tls,
 };
@@ -71,12 +71,9 @@ pub fn read_config_file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>)
     let listen = read_listen(s);
     let admin = read_admin(s, &listen, context);
     let metrics = read_metrics(s, &listen, admin.as_ref());
-    let limits = s.key("limits", "Resource limits.").read_section("`limits`", read_limits);
-    let timeouts = s.key("timeouts", "Timeouts.").read_section("`timeouts`", read_timeouts);
+    let (limits, timeouts) = (read_limits(s), read_timeouts(s));
     let public_url = read_public_url(s);
-    let access = s
-        .key("access", "Access control for client requests: hosts, origins, tokens.")
-        .read_section("`access`", |s| read_access(s, context));
+    let access = read_access(s, context);
     // The proxy is exposed if remote clients can connect without a token, directly or through a reverse proxy
     // on this machine. Otherwise all clients belong to one user.
     let is_local = !public_url.is_valid() && listen.iter().all(|address| is_loopback(&address.value));
@@ -92,19 +89,13 @@ pub fn read_config_file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>)
         },
     );
     let health = read_health_path(s, &routes);
-    let ready = s
-        .key("ready", "When `/ready` responds with 200. Default: from the start until the stop signal.")
-        .read_section("`ready`", read_ready);
+    let ready = read_ready(s);
     Config {
         admin,
         metrics,
-        store: s
-            .key("store", "Task store: `memory`, lost when the process ends, or a folder that survives restarts, as in `{ disk: ./tasks }`.")
-            .read_or(store_type(context), StoreConfig::Memory),
+        store: read_store(s, context),
         quotas: limits.quotas,
-        state_keys: s
-            .key("request_state", "Encryption of `requestState`, the value by which a client that retries a call with input responses names that call. Default: a key generated at start; a state is then invalid after a restart.")
-            .read_section("`request_state`", |s| read_state_keys(s, context)),
+        state_keys: read_request_state(s, context),
         connections: limits.connections,
         drain: read_drain(s),
         log: read_log(s),

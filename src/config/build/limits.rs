@@ -36,6 +36,14 @@ pub(super) struct TimeoutKeys {
 
 /// Reads `limits`.
 pub(super) fn read_limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
+    s.key("limits", "Resource limits.").read_section("`limits`", |s| {
+        let (front, connections) = read_client_limits(s);
+        LimitKeys { front, upstream: read_upstream_limits(s), quotas: read_quotas(s), connections }
+    })
+}
+
+/// Reads the limits of clients, and of all connections.
+fn read_client_limits(s: &mut SectionReader<'_, '_>) -> (front::ClientLimits, ConnectionLimits) {
     let defaults = front::ClientLimits::default();
     let body_bytes = s
         .key("body_bytes", "Maximum size of a request body. A larger one gets 413.")
@@ -82,7 +90,7 @@ pub(super) fn read_limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
     };
     let connections =
         ConnectionLimits { clients: clients.explicit().copied(), servers: servers.explicit().copied() };
-    LimitKeys { front, upstream: read_upstream_limits(s), quotas: read_quotas(s), connections }
+    (front, connections)
 }
 
 /// Reads `body_memory`, which must hold at least one body. A large body may take seven eighths of it.
@@ -227,13 +235,13 @@ fn read_poll_interval(s: &mut SectionReader<'_, '_>, defaults: (Duration, Durati
 
 /// Reads `timeouts`.
 pub(super) fn read_timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
-    TimeoutKeys {
+    s.key("timeouts", "Timeouts.").read_section("`timeouts`", |s| TimeoutKeys {
         upstream: read_upstream_timeouts(s),
         front: read_client_timeouts(s),
         keep_alive: s
             .key("keep_alive", "Time without data on a response after which the proxy sends an SSE comment, to keep the connection open.")
             .read_or(positive_duration(), WaitPolicy::default().comment_after),
-    }
+    })
 }
 
 /// Reads the timeouts of servers.

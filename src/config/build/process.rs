@@ -117,6 +117,11 @@ pub fn parse_log_level(text: &str) -> ValueResult<String> {
 
 /// Reads `ready`.
 pub(super) fn read_ready(s: &mut SectionReader<'_, '_>) -> ReadinessConfig {
+    s.key("ready", "When `/ready` responds with 200. Default: from the start until the stop signal.")
+        .read_section("`ready`", read_readiness)
+}
+
+fn read_readiness(s: &mut SectionReader<'_, '_>) -> ReadinessConfig {
     ReadinessConfig {
         needs_servers: s
             .key("upstream", "`required`: `/ready` responds with 503 while the server of a route is known to be unreachable; a server that has not been called yet, or was unreachable, is probed every 5 s by a handshake (a stdio server is started for it). Before the result of the first probe `/ready` responds with 200. `ignored`: servers do not affect `/ready`.")

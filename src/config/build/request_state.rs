@@ -4,8 +4,14 @@ use crate::config::schema::{
     LoadContext, SecretKey, SecretSource, SectionReader, SpannedValue, list, secret_only, secret_source,
 };
 
-/// Reads `request_state`. Each invalid or repeated secret key is a problem of its own.
-pub(super) fn read_state_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Vec<SecretKey> {
+/// Reads `request_state`.
+pub(super) fn read_request_state(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Vec<SecretKey> {
+    s.key("request_state", "Encryption of `requestState`, the value by which a client that retries a call with input responses names that call. Default: a key generated at start; a state is then invalid after a restart.")
+        .read_section("`request_state`", |s| read_state_keys(s, context))
+}
+
+/// Reads `keys`. Each invalid or repeated secret key is a problem of its own.
+fn read_state_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Vec<SecretKey> {
     let written = s
         .key("keys", "Keys, each 32 bytes as 64 hex digits or base64. The first encrypts, all decrypt. To rotate: put the new key first, and remove the old one once `questions.park` has passed. Replicas with the same keys recognise each other's states; the retry must nevertheless reach the replica that has the call, and gets an error elsewhere.")
         .read_required(

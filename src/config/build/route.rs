@@ -87,9 +87,7 @@ fn read_route(s: &mut SectionReader<'_, '_>, context: RouteContext<'_>) -> Route
     }
     let call_limit = read_call_timeout(s, timeouts);
     let limits = read_route_limits(s);
-    let (defer, rollout) = s
-        .key("defer", "Which `tools/call` requests become tasks, and when.")
-        .read_section("`defer`", read_defer);
+    let (defer, rollout) = read_defer(s);
     let tools = read_tools(s, defer.mode, &limits);
     let wait_policy = read_held(s, &defer, &tools, timeouts.keep_alive, call_limit);
     let has_times = wait_policy.ticket_after.is_some()
@@ -110,17 +108,11 @@ fn read_route(s: &mut SectionReader<'_, '_>, context: RouteContext<'_>) -> Route
         queue: CallQueue { length: upstream_limits.queue, max_wait: timeouts.upstream.queue },
         timeout: (call_limit.limit < longest).then_some(call_limit.limit),
         principal,
-        resume: s
-            .key("resume", "Resumption of interrupted calls: SSE responses to legacy clients, and calls of the previous process after a restart.")
-            .read_section("`resume`", read_resume),
-        legacy_tasks: s
-            .key("tasks", "Tasks of revision 2025-11-25, which the proxy offers to clients of that revision if the server does not support them.")
-            .read_section("`tasks`", read_legacy_tasks),
+        resume: read_resume(s),
+        legacy_tasks: read_legacy_tasks(s),
         wait_policy,
         tickets,
-        input_policy: s
-            .key("questions", "Input requests of the server during a call: elicitation, sampling, roots.")
-            .read_section("`questions`", read_input_policy),
+        input_policy: read_questions(s),
         session_headers: read_session_headers(s),
         // `forwarded` is set below, from a key of `upstream`.
         adds_forwarded_header: false,
@@ -128,7 +120,10 @@ fn read_route(s: &mut SectionReader<'_, '_>, context: RouteContext<'_>) -> Route
             .key("response", "Responses to clients of the route.")
             .read_section("`response`", read_response_headers),
         empty_contents_is_error: s
-            .key("empty_contents_is_error", "Respond to a `resources/read` that found nothing with an error instead of an empty list.")
+            .key(
+                "empty_contents_is_error",
+                "Respond to a `resources/read` that found nothing with an error instead of an empty list.",
+            )
             .read_or(boolean(), false),
     };
     let config = server.ok().map(|(server, connection)| {
@@ -252,6 +247,11 @@ fn read_response_headers(s: &mut SectionReader<'_, '_>) -> ResponseHeaders {
 }
 
 /// Reads `questions`.
+fn read_questions(s: &mut SectionReader<'_, '_>) -> InputPolicy {
+    s.key("questions", "Input requests of the server during a call: elicitation, sampling, roots.")
+        .read_section("`questions`", read_input_policy)
+}
+
 fn read_input_policy(s: &mut SectionReader<'_, '_>) -> InputPolicy {
     let defaults = InputPolicy::default();
     InputPolicy {
@@ -264,7 +264,13 @@ fn read_input_policy(s: &mut SectionReader<'_, '_>) -> InputPolicy {
     }
 }
 
+/// Reads `resume`.
 fn read_resume(s: &mut SectionReader<'_, '_>) -> ResumePolicy {
+    s.key("resume", "Resumption of interrupted calls: SSE responses to legacy clients, and calls of the previous process after a restart.")
+        .read_section("`resume`", read_resume_policy)
+}
+
+fn read_resume_policy(s: &mut SectionReader<'_, '_>) -> ResumePolicy {
     let defaults = ResumePolicy::default();
     ResumePolicy {
         assigns_event_ids: s

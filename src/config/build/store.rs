@@ -36,9 +36,15 @@ pub enum StoreKeySource {
 /// Smallest size limit of a store folder, in bytes. An empty store already takes part of it.
 const MIN_STORE_BYTES: usize = 16 << 20;
 
+/// Reads `store`.
+pub(super) fn read_store(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> StoreConfig {
+    s.key("store", "Task store: `memory`, lost when the process ends, or a folder that survives restarts, as in `{ disk: ./tasks }`.")
+        .read_or(store_type(context), StoreConfig::Memory)
+}
+
 /// The type of `store`. A path in the file is relative to the folder of the file, a path on the command line
 /// to the working directory.
-pub(super) fn store_type(context: LoadContext<'_>) -> ValueType<'_, StoreConfig> {
+fn store_type(context: LoadContext<'_>) -> ValueType<'_, StoreConfig> {
     let schema =
         json!({ "type": "string", "pattern": "^(memory|disk:.+)$", "examples": ["memory", "disk:./data"] });
     ValueType::scalar(schema, parse_store)

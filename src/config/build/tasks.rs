@@ -12,6 +12,11 @@ use serde_json::json;
 
 /// Reads `tasks`.
 pub(super) fn read_legacy_tasks(s: &mut SectionReader<'_, '_>) -> LegacyTaskPolicy {
+    s.key("tasks", "Tasks of revision 2025-11-25, which the proxy offers to clients of that revision if the server does not support them.")
+        .read_section("`tasks`", read_task_policy)
+}
+
+fn read_task_policy(s: &mut SectionReader<'_, '_>) -> LegacyTaskPolicy {
     let defaults = LegacyTaskPolicy::default();
     let max_ttl = s
         .key("max_ttl", "Longest retention of a result that a client can request, at least 1s. A task that is working is kept in any case.")
