@@ -14,7 +14,7 @@ use crate::{
 };
 use serde_json::json;
 
-/// The keys that apply to a command only.
+/// Keys of `upstream` that apply to a command only.
 const COMMAND_KEYS: [&str; 7] = ["env", "inherit_env", "cwd", "start", "start_timeout", "instances", "idle"];
 
 /// Reads `upstream`: `url` or `command`, with the keys that belong to each. `None` if it is ambiguous or

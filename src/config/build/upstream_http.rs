@@ -24,7 +24,7 @@ pub(super) struct HttpUpstreamKeys {
     pub(super) forwarded: Setting<bool>,
 }
 
-/// Their names.
+/// Keys of `upstream` that apply to a URL only.
 pub(super) const HTTP_KEYS: [&str; 4] = ["headers", "tls", "proxy", "forwarded"];
 
 /// Headers by which a server identifies the client. If the proxy sets them, all clients look the same to the

@@ -1,6 +1,6 @@
 //! The context in which a configuration is read: the folder of its file, and the environment variables.
 
-use super::problem::InvalidValue;
+use super::problem::{ValueResult, invalid};
 use std::{collections::BTreeMap, env, fmt, path::Path};
 
 /// A snapshot of the environment variables. `Debug` hides them.
@@ -39,9 +39,9 @@ impl Environment {
     ///
     /// # Errors
     /// A message if the value is not valid UTF-8.
-    pub fn get(&self, name: &str) -> Result<Option<&str>, InvalidValue> {
+    pub fn get(&self, name: &str) -> ValueResult<Option<&str>> {
         match self.0.get(name) {
-            Some(None) => Err(InvalidValue(format!("the environment variable `{name}` is not valid UTF-8"))),
+            Some(None) => invalid(format!("the environment variable `{name}` is not valid UTF-8")),
             Some(Some(value)) => Ok(Some(value)),
             None => Ok(None),
         }

@@ -6,7 +6,7 @@
 use super::{
     hints,
     interpolation::InterpolatedText,
-    problem::{DiagnosticSink, InvalidValue, Problem, SourceSpan, SpannedValue},
+    problem::{DiagnosticSink, Problem, SourceSpan, SpannedValue, ValueResult},
     value_type::{ValueType, list},
     yaml::{MapEntry, Node, NodeValue, ScalarType},
 };
@@ -122,7 +122,7 @@ impl<'n, 'r> SectionReader<'n, 'r> {
     }
 
     /// Returns a valid value; reports an invalid one.
-    pub fn accept<T>(&mut self, span: SourceSpan, value: Result<T, InvalidValue>) -> Option<T> {
+    pub fn accept<T>(&mut self, span: SourceSpan, value: ValueResult<T>) -> Option<T> {
         self.diagnostics.accept(span, value)
     }
 

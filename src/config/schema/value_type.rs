@@ -1,7 +1,7 @@
 //! The type of a value, and how types are combined: lists, mappings beside single values, conversions.
 
 use super::{
-    problem::{DiagnosticSink, InvalidValue, Problem, SpannedValue},
+    problem::{DiagnosticSink, InvalidValue, Problem, SpannedValue, ValueResult},
     yaml::{Node, NodeValue, ScalarType},
 };
 use serde_json::{Value as Json, json};
@@ -29,12 +29,12 @@ impl<'a, T: 'a> ValueType<'a, T> {
     }
 
     /// Creates the type of a scalar that is parsed from its text.
-    pub fn scalar(schema: Json, parse: impl Fn(&str) -> Result<T, InvalidValue> + 'a) -> Self {
+    pub fn scalar(schema: Json, parse: impl Fn(&str) -> ValueResult<T> + 'a) -> Self {
         Self::new(move || schema.clone(), move |node, report| read_scalar(node, report, &parse))
     }
 
     /// Like [`ValueType::scalar`], with strings that contain a variable in the schema.
-    pub fn text(schema: Json, parse: impl Fn(&str) -> Result<T, InvalidValue> + 'a) -> Self {
+    pub fn text(schema: Json, parse: impl Fn(&str) -> ValueResult<T> + 'a) -> Self {
         Self::scalar(or_variable(schema), parse)
     }
 
@@ -159,7 +159,7 @@ pub fn list<'a, T: 'a>(item: ValueType<'a, T>) -> ValueType<'a, Vec<SpannedValue
 pub fn read_scalar<T>(
     node: &Node,
     report: &mut DiagnosticSink,
-    read: impl Fn(&str) -> Result<T, InvalidValue>,
+    read: impl Fn(&str) -> ValueResult<T>,
 ) -> Option<T> {
     if node.is_invalid() {
         return None;

@@ -7,7 +7,7 @@
 use super::{
     environment::Environment,
     interpolation::InterpolatedText,
-    problem::{DiagnosticSink, InvalidValue, Problem},
+    problem::{DiagnosticSink, InvalidValue, Problem, ValueResult},
     yaml::{MAX_FILE_BYTES, MapEntry, Node, NodeValue, TextOrigin},
 };
 use std::collections::BTreeMap;
@@ -117,7 +117,7 @@ fn unset_error(name: &str) -> InvalidValue {
 
 /// Splits a text into literals and variables. `$` is literal except before `{`; there, `$$` is an escaped
 /// `$`, so that `$${` is `${`.
-fn split_parts(text: &str) -> Result<Vec<TextPart<'_>>, InvalidValue> {
+fn split_parts(text: &str) -> ValueResult<Vec<TextPart<'_>>> {
     let (mut parts, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find("${") {
         let before = &rest[..at];
@@ -143,7 +143,7 @@ fn split_parts(text: &str) -> Result<Vec<TextPart<'_>>, InvalidValue> {
 }
 
 /// Parses the text between the braces of a variable: a name, and a default if there is one.
-fn parse_variable(inside: &str) -> Result<TextPart<'_>, InvalidValue> {
+fn parse_variable(inside: &str) -> ValueResult<TextPart<'_>> {
     let (name, default) = match inside.split_once(":-") {
         Some((name, default)) => (name, Some(default)),
         None => (inside, None),
