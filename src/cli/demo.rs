@@ -43,7 +43,7 @@ const CLIENT_SUPPORT: ClientSupport =
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Address of the proxy; the admin listener is on the next port.
-    #[arg(long, value_name = "ADDR:PORT", default_value = config::file::DEFAULT_LISTEN, value_parser = config::values::address)]
+    #[arg(long, value_name = "ADDR:PORT", default_value = config::DEFAULT_LISTEN, value_parser = config::values::address)]
     listen: SocketAddr,
 }
 
@@ -84,7 +84,7 @@ async fn serve(args: Args, printer: &mut Printer) -> Result<(), Error> {
     let yaml = config_text(args.listen, server);
     let config = config::parse(Path::new("demo.yaml"), &yaml).expect("the demo's configuration is valid");
     let proxy = app::start(config)?;
-    let url = proxy.url(&proxy.addresses[0], config::file::DEFAULT_PATH);
+    let url = proxy.url(&proxy.addresses[0], config::DEFAULT_PATH);
     let admin_url =
         proxy.admin.as_ref().map_or_else(String::new, |admin| match printer::is_output_terminal() {
             true => admin.link_with_code(),
@@ -120,7 +120,7 @@ routes:
     upstream: {{ url: \"http://{server}{endpoint}\" }}
     defer: {{ mode: auto, after: {THRESHOLD} }}
 ",
-        path = config::file::DEFAULT_PATH,
+        path = config::DEFAULT_PATH,
         endpoint = demo::PATH,
     )
 }

@@ -26,7 +26,7 @@ use std::{
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
     /// URL of the server behind the proxy: its MCP endpoint (Streamable HTTP).
-    #[arg(long, value_name = "URL", value_parser = like(values::upstream_url), value_hint = ValueHint::Url)]
+    #[arg(long, value_name = "URL", value_parser = like(values::http_url), value_hint = ValueHint::Url)]
     upstream: Option<String>,
     /// Configuration file, or `-` for standard input. Other flags override its keys. --after, --mode, --tool, --instances
     /// and --shared require a file with exactly one route. --upstream and a command after `--` define the only route
@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, value_name = "ADDR:PORT", value_parser = like(values::address))]
     listen: Option<String>,
     /// Admin listen address, or `off` [default: 127.0.0.1:8809].
-    #[arg(long, value_name = "ADDR:PORT|off", value_parser = like(values::admin))]
+    #[arg(long, value_name = "ADDR:PORT|off", value_parser = like(values::address_or_off))]
     admin: Option<String>,
     /// Host name by which clients reach the proxy, such as that of a container or of a service in a cluster; `*` for any.
     /// May be repeated. Requests with another name get 403. `localhost` and IP addresses are always allowed.
@@ -52,7 +52,7 @@ pub struct Args {
     /// Which calls become tasks [default: auto]. auto: calls of clients with task support that are still running at
     /// --after. always: every call of these clients, at once. required: as auto, and calls of other clients are refused.
     /// never: none. observe: none, but the log and the metrics record which ones would have.
-    #[arg(long, value_name = "MODE", hide_possible_values = true, value_parser = ChoiceParser::new(MODES, like(values::mode)))]
+    #[arg(long, value_name = "MODE", hide_possible_values = true, value_parser = ChoiceParser::new(MODES, like(values::parse_mode)))]
     mode: Option<String>,
     /// Mode, and threshold if it differs, for the tools that match a pattern, as in `train_*=always` or `report=auto:1s`.
     /// May be repeated; the first match wins. The mode `deny` hides the tools and refuses their calls.
@@ -60,16 +60,16 @@ pub struct Args {
     tools: Vec<ToolOverride>,
     /// Task store: `memory` (tasks are lost when the process ends), or `disk:PATH`, a folder in which they are kept across
     /// restarts [default: memory].
-    #[arg(long, value_name = "STORE", hide_possible_values = true, value_parser = ChoiceParser::new(&["memory", "disk:"], like(values::store)))]
+    #[arg(long, value_name = "STORE", hide_possible_values = true, value_parser = ChoiceParser::new(&["memory", "disk:"], like(values::parse_store)))]
     store: Option<String>,
     /// Format of the log on standard error [default: text].
-    #[arg(long, value_name = "FORMAT", value_parser = ChoiceParser::new(&["text", "json"], like(values::log)))]
+    #[arg(long, value_name = "FORMAT", value_parser = ChoiceParser::new(&["text", "json"], like(values::parse_log_format)))]
     log: Option<String>,
     /// Log level: error, warn, info, debug or trace; or a per-module filter, for example info,deferral::access=warn [default: info].
-    #[arg(long, value_name = "LEVEL", hide_possible_values = true, value_parser = ChoiceParser::new(LEVELS, like(values::log_level)))]
+    #[arg(long, value_name = "LEVEL", hide_possible_values = true, value_parser = ChoiceParser::new(LEVELS, like(values::parse_log_level)))]
     log_level: Option<String>,
     /// Maximum number of processes of the stdio server [default: 4]. Clients that declare the same capabilities share one.
-    #[arg(long, value_name = "N", value_parser = like(values::instances))]
+    #[arg(long, value_name = "N", value_parser = like(values::parse_instances))]
     instances: Option<String>,
     /// Allow clients on other machines to share the stdio server, which cannot tell them apart. Without it, and without
     /// `access.tokens` in a configuration file, a proxy in front of a stdio server does not start if --listen is beyond
@@ -298,7 +298,7 @@ impl Args {
         };
         match flag {
             "--upstream" if names_server => Ok(false),
-            "--upstream" => set_text(&mut self.upstream, &like(values::upstream_url)),
+            "--upstream" => set_text(&mut self.upstream, &like(values::http_url)),
             "--config" => {
                 let is_free = self.config.is_none();
                 self.config.get_or_insert_with(|| value.into());
@@ -306,17 +306,17 @@ impl Args {
             }
             "--watch" => set_boolean(&mut self.watch),
             "--listen" => set_text(&mut self.listen, &like(values::address)),
-            "--admin" => set_text(&mut self.admin, &like(values::admin)),
+            "--admin" => set_text(&mut self.admin, &like(values::address_or_off)),
             "--host" => set_list(&mut self.hosts, value, values::host),
             "--after" => set_text(&mut self.after, &like(values::duration)),
-            "--mode" => set_text(&mut self.mode, &like(values::mode)),
+            "--mode" => set_text(&mut self.mode, &like(values::parse_mode)),
             "--tool" => set_list(&mut self.tools, value, tool),
-            "--store" => set_text(&mut self.store, &like(values::store)),
+            "--store" => set_text(&mut self.store, &like(values::parse_store)),
             // Other values of `DEFERRAL_LOG` are log filters, which the log reads itself.
-            "--log" if values::log(value).is_err() => Ok(false),
-            "--log" => set_text(&mut self.log, &like(values::log)),
-            "--log-level" => set_text(&mut self.log_level, &like(values::log_level)),
-            "--instances" => set_text(&mut self.instances, &like(values::instances)),
+            "--log" if values::parse_log_format(value).is_err() => Ok(false),
+            "--log" => set_text(&mut self.log, &like(values::parse_log_format)),
+            "--log-level" => set_text(&mut self.log_level, &like(values::parse_log_level)),
+            "--instances" => set_text(&mut self.instances, &like(values::parse_instances)),
             "--shared" => set_boolean(&mut self.shared),
             _ => unreachable!("each flag of `VARIABLES` is one of these"),
         }
@@ -554,7 +554,11 @@ fn tool(text: &str) -> Result<ToolOverride, InvalidValue> {
         Some((mode, after)) => (mode, Some(like(values::duration)(after)?)),
         None => (rest, None),
     };
-    Ok(ToolOverride { pattern: like(values::pattern)(pattern)?, mode: like(values::tool_mode)(mode)?, after })
+    Ok(ToolOverride {
+        pattern: like(values::parse_pattern)(pattern)?,
+        mode: like(values::parse_tool_mode)(mode)?,
+        after,
+    })
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ pub struct Args {
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServerArgs {
     /// MCP endpoint of a proxy, or of any server over Streamable HTTP.
-    #[arg(value_parser = values::upstream_url, value_hint = ValueHint::Url)]
+    #[arg(value_parser = values::http_url, value_hint = ValueHint::Url)]
     pub url: Uri,
     /// Header to send with each request, as in 'Authorization: Bearer …'. May be repeated.
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]

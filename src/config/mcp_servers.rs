@@ -4,10 +4,7 @@
 //! `context_servers`. Such a file is rejected rather than read, because parts of it (input values, workspace
 //! paths) have no meaning here. The error contains the complete equivalent file.
 
-use super::{
-    problem::Problem,
-    yaml::{self, MapEntry, Node, NodeValue},
-};
+use super::schema::{MapEntry, Node, NodeValue, Problem, yaml};
 use std::fmt::Write;
 
 /// Keys under which MCP hosts list their servers.

@@ -4,10 +4,7 @@
 //! environment variables and headers, arguments of commands, query and user of URLs. A value with variables
 //! is shown as written, as in `${NAME}`.
 
-use super::{
-    url_text::UrlText,
-    yaml::{MapEntry, Node, NodeValue, ScalarType, TextOrigin},
-};
+use super::schema::{MapEntry, Node, NodeValue, ScalarType, TextOrigin, UrlText};
 use serde_json::{Value as Json, json};
 use std::fmt;
 
@@ -109,7 +106,7 @@ routes:
   - upstream: { command: [run, --key, secret], env: { KEY: secret, TOKEN: { file: a.token } }, shared: true }
   - upstream: { url: 'http://host:2', headers: { X-Key: secret, X-Token: { env: TOKEN } } }
 ";
-        let node = super::super::yaml::parse(text, &mut Vec::new()).expect("it is right");
+        let node = crate::config::schema::yaml::parse(text, &mut Vec::new()).expect("it is right");
         let settings = RedactedSettings::from_tree(Some("deferral.yaml"), &node);
         assert_eq!(
             *settings.json(),

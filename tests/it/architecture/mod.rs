@@ -87,9 +87,10 @@ const HARMLESS: &[&str] = &[
 const RAISING: &[&[&str]] =
     &[&["dialect", "translate"], &["CallResponse", "translated"], &["upstream", "legacy"]];
 
-/// The most files of these folders that may name each other in a circle.
-const FEW: usize = 4;
-const WITHOUT_CIRCLES: &[&str] = &["proxy", "upstream", "front"];
+/// Folders without large circles, and the most files of each that may name each other in one.
+const WITHOUT_CIRCLES: &[(&str, usize)] = &[("proxy", 4), ("upstream", 4), ("front", 4), ("config", 2)];
+/// Declares keys and reads the file without knowing what they are for; `config::build` does.
+const SCHEMA_LAYER: &str = "config::schema";
 /// The words by which one asks which era or revision a peer is of.
 const ERA: &[&str] = &["Era", "Revision", "PROTOCOL_VERSION"];
 /// Who may, beside `protocol`, whose words they are, and the programs that are peers themselves. All others rely on
@@ -227,9 +228,33 @@ fn the_table_has_no_circle() {
 fn few_files_of_a_folder_name_each_other_in_a_circle() {
     let mut modules: BTreeMap<String, Module> = BTreeMap::new();
     for_each_source(|_, file, text| drop(modules.insert(module_of(file), Module::read(text))));
-    let found = WITHOUT_CIRCLES.iter().flat_map(|folder| circles(&modules, folder));
-    let large: Vec<_> = found.filter(|circle| circle.len() > FEW).collect();
-    assert!(large.is_empty(), "these name each other in circles of more than {FEW}: {large:#?}");
+    for (folder, few) in WITHOUT_CIRCLES {
+        let found = circles(&modules, folder);
+        let large: Vec<_> = found.iter().filter(|circle| circle.len() > *few).collect();
+        assert!(large.is_empty(), "these name each other in circles of more than {few}: {large:#?}");
+    }
+}
+
+#[test]
+fn the_schema_layer_of_the_configuration_knows_no_part_of_the_proxy() {
+    let mut modules: BTreeMap<String, Module> = BTreeMap::new();
+    for_each_source(|_, file, text| drop(modules.insert(module_of(file), Module::read(text))));
+    let (mut files, mut stray) = (0, Vec::new());
+    for (module, Module { names, hands_on }) in &modules {
+        if !is_below(module, SCHEMA_LAYER) {
+            continue;
+        }
+        files += 1;
+        for path in names.iter().chain(hands_on) {
+            let holder = holder(&modules, module, path);
+            let is_outside = holder.is_none() && path.starts_with("crate::");
+            if is_outside || holder.is_some_and(|holder| !is_below(&holder, SCHEMA_LAYER)) {
+                stray.push(format!("{module} names {path}"));
+            }
+        }
+    }
+    assert!(files > 1, "the schema layer is elsewhere");
+    assert!(stray.is_empty(), "what knows the parts belongs in config::build:\n{}", stray.join("\n"));
 }
 
 #[test]

@@ -5,32 +5,19 @@
 //! and no output, neither a problem nor the settings, contains the value of a variable.
 
 use super::{
-    MAX_FILE_BYTES,
     environment::Environment,
-    problem::Problem,
-    section::DiagnosticSink,
-    values::InvalidValue,
-    yaml::{MapEntry, Node, NodeValue, TextOrigin},
+    interpolation::InterpolatedText,
+    problem::{DiagnosticSink, InvalidValue, Problem, ValueResult},
+    yaml::{MAX_FILE_BYTES, MapEntry, Node, NodeValue, TextOrigin},
 };
 use std::collections::BTreeMap;
 
-/// The original form of a text with variables, and the values that were inserted.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct InterpolatedText {
-    /// The text as written, as in `${NAME}`.
-    pub(super) written: String,
-    /// The inserted values.
-    values: Vec<String>,
-}
-
 /// Values of the variables that were used, by name.
-pub(super) type VariableValues = BTreeMap<String, String>;
+pub type VariableValues = BTreeMap<String, String>;
 
 /// Smallest length, in bytes, of values that are redacted from messages about several values. Shorter values
 /// are no secrets, and may occur in the messages anyway.
 const MIN_SECRET_BYTES: usize = 8;
-/// Number of consecutive characters of a value that count as a leak.
-const LEAK_CHARS: usize = 4;
 
 /// A part of a text with variables.
 #[derive(Debug, PartialEq)]
@@ -40,11 +27,7 @@ enum TextPart<'t> {
 }
 
 /// Replaces variables by their values in a whole tree. Returns the values that were used.
-pub(super) fn substitute(
-    node: &mut Node,
-    environment: &Environment,
-    report: &mut DiagnosticSink,
-) -> VariableValues {
+pub fn substitute(node: &mut Node, environment: &Environment, report: &mut DiagnosticSink) -> VariableValues {
     let mut expander = VariableExpander { environment, report, used: VariableValues::new(), bytes: 0 };
     expander.expand_node(node);
     expander.used
@@ -69,9 +52,9 @@ impl VariableExpander<'_> {
                 for MapEntry { key, key_span, node } in entries {
                     if key.contains("${") {
                         let message = format!(
-                            "warning: variables are expanded in values only, and `{key}` is a key: it stays as it is written"
+                            "variables are expanded in values only, and `{key}` is a key: it stays as it is written"
                         );
-                        self.report.warnings.push(Problem::new(*key_span, message));
+                        self.report.warn(*key_span, message);
                     }
                     self.expand_node(node);
                 }
@@ -134,7 +117,7 @@ fn unset_error(name: &str) -> InvalidValue {
 
 /// Splits a text into literals and variables. `$` is literal except before `{`; there, `$$` is an escaped
 /// `$`, so that `$${` is `${`.
-fn split_parts(text: &str) -> Result<Vec<TextPart<'_>>, InvalidValue> {
+fn split_parts(text: &str) -> ValueResult<Vec<TextPart<'_>>> {
     let (mut parts, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find("${") {
         let before = &rest[..at];
@@ -160,7 +143,7 @@ fn split_parts(text: &str) -> Result<Vec<TextPart<'_>>, InvalidValue> {
 }
 
 /// Parses the text between the braces of a variable: a name, and a default if there is one.
-fn parse_variable(inside: &str) -> Result<TextPart<'_>, InvalidValue> {
+fn parse_variable(inside: &str) -> ValueResult<TextPart<'_>> {
     let (name, default) = match inside.split_once(":-") {
         Some((name, default)) => (name, Some(default)),
         None => (inside, None),
@@ -181,44 +164,8 @@ fn parse_variable(inside: &str) -> Result<TextPart<'_>, InvalidValue> {
     }
 }
 
-// === impl InterpolatedText ===
-
-impl InterpolatedText {
-    /// Rewords the error for the replaced `text` so that it contains no value of a variable. Falls back to
-    /// the error that `original_error` returns for the original text, and then to a generic message.
-    pub(super) fn redact_error(
-        &self,
-        text: &str,
-        message: InvalidValue,
-        original_error: impl FnOnce() -> Option<InvalidValue>,
-    ) -> InvalidValue {
-        let written = &self.written;
-        let message = message.0.replace(&format!("`{text}`"), &format!("`{written}`"));
-        let leaks = |message: &str| {
-            let message = message.replace(written, "");
-            self.values.iter().any(|value| leaks_value(&message, value))
-        };
-        let message = match leaks(&message) {
-            false => message,
-            true => original_error()
-                .map_or_else(|| "must be another value".to_owned(), |InvalidValue(message)| message),
-        };
-        InvalidValue(match message.contains(written) {
-            true => format!("{message} (the values of variables are not shown)"),
-            false => format!("{message} (the value of `{written}`, which is not shown)"),
-        })
-    }
-}
-
-/// Whether the message contains [`LEAK_CHARS`] consecutive characters of the value.
-fn leaks_value(message: &str, value: &str) -> bool {
-    let ends: Vec<_> = value.char_indices().map(|(at, _)| at).chain([value.len()]).collect();
-    let length = LEAK_CHARS.min(ends.len() - 1);
-    length > 0 && ends.windows(length + 1).any(|piece| message.contains(&value[piece[0]..piece[length]]))
-}
-
 /// Replaces values of variables in the messages by the variables' names.
-pub(super) fn redact_values(problems: &mut [Problem], used: &VariableValues) {
+pub fn redact_values(problems: &mut [Problem], used: &VariableValues) {
     let mut used: Vec<_> = used.iter().filter(|(_, value)| value.len() >= MIN_SECRET_BYTES).collect();
     // Longer values come first, because a value may be part of another one.
     used.sort_by_key(|(_, value)| std::cmp::Reverse(value.len()));
@@ -238,7 +185,7 @@ mod tests {
     fn of(text: &str) -> Result<String, String> {
         let environment =
             Environment::from_iter([("A", "1"), ("EMPTY", ""), ("_x9", "y: [z]"), ("DOLLAR", "${A}")]);
-        let mut report = DiagnosticSink::default();
+        let mut report = DiagnosticSink::new(|| serde_json::Value::Null);
         let mut work = VariableExpander {
             environment: &environment,
             report: &mut report,
@@ -302,13 +249,5 @@ mod tests {
             let message = of(text).expect_err(text);
             assert!(message.contains(wrong), "{text}: {message}");
         }
-    }
-
-    #[test]
-    fn a_part_of_a_value_counts_as_a_leak() {
-        assert!(leaks_value("at 8808x", "8808") && leaks_value("a hunter3", "hunter2"));
-        assert!(leaks_value("`5s`", "5") && !leaks_value("must be 7", "5"));
-        assert!(!leaks_value("hun", "hunter2") && !leaks_value("anything", ""));
-        assert!(leaks_value("säge", "ssägen"));
     }
 }

@@ -5,12 +5,14 @@
 //! duplicate key is a problem.
 
 use super::{
+    interpolation::InterpolatedText,
     problem::{Problem, SourceSpan},
-    variables::InterpolatedText,
 };
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 use std::collections::HashMap;
 
+/// Maximum size of a configuration, in bytes.
+pub const MAX_FILE_BYTES: u64 = 4 << 20;
 /// Maximum nesting depth. A configuration needs seven levels.
 const MAX_DEPTH: usize = 64;
 /// Maximum number of nodes, including those repeated by aliases; bounds the memory that "billion laughs"
@@ -20,12 +22,12 @@ const MAX_NODES: usize = 100_000;
 /// A value of the configuration file, and the position where it begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    pub(super) span: SourceSpan,
-    pub(super) value: NodeValue,
+    pub span: SourceSpan,
+    pub value: NodeValue,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum NodeValue {
+pub enum NodeValue {
     /// A scalar. `is_plain` is set for unquoted text, which YAML may read as a number, a boolean or null.
     Scalar {
         text: String,
@@ -38,7 +40,7 @@ pub(super) enum NodeValue {
 
 /// Origin of the text of a scalar.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum TextOrigin {
+pub enum TextOrigin {
     /// The text is literal.
     Literal,
     /// The text was made from variables.
@@ -48,15 +50,15 @@ pub(super) enum TextOrigin {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct MapEntry {
-    pub(super) key: String,
-    pub(super) key_span: SourceSpan,
-    pub(super) node: Node,
+pub struct MapEntry {
+    pub key: String,
+    pub key_span: SourceSpan,
+    pub node: Node,
 }
 
 /// The type of a scalar in YAML's core schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ScalarType {
+pub enum ScalarType {
     Null,
     Bool(bool),
     Number,
@@ -65,7 +67,7 @@ pub(super) enum ScalarType {
 
 /// Parses one document. Recoverable problems are appended to `problems`; `None` if the text is not YAML, or
 /// is empty.
-pub(super) fn parse(text: &str, problems: &mut Vec<Problem>) -> Option<Node> {
+pub fn parse(text: &str, problems: &mut Vec<Problem>) -> Option<Node> {
     let mut reader =
         YamlReader { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0, problems };
     match reader.read_document() {
@@ -161,7 +163,7 @@ impl Node {
     }
 
     /// Returns the type of the node, for error messages.
-    pub(super) fn type_name(&self) -> &'static str {
+    pub fn type_name(&self) -> &'static str {
         match &self.value {
             NodeValue::List(_) => "a list",
             NodeValue::Map(_) => "a mapping",
@@ -175,7 +177,7 @@ impl Node {
     }
 
     /// Returns the type of a scalar in YAML's core schema; `None` for lists and mappings.
-    pub(super) fn scalar_type(&self) -> Option<ScalarType> {
+    pub fn scalar_type(&self) -> Option<ScalarType> {
         let NodeValue::Scalar { text, is_plain, .. } = &self.value else { return None };
         if !is_plain {
             return Some(ScalarType::Text);
@@ -190,7 +192,7 @@ impl Node {
     }
 
     /// Returns the text of a scalar, whatever its type, with variables replaced.
-    pub(super) fn scalar_text(&self) -> Option<&str> {
+    pub fn scalar_text(&self) -> Option<&str> {
         match &self.value {
             NodeValue::Scalar { text, .. } => Some(text),
             NodeValue::List(_) | NodeValue::Map(_) => None,
@@ -198,7 +200,7 @@ impl Node {
     }
 
     /// Returns the original form of a text with variables; `None` for other nodes.
-    pub(super) fn interpolation(&self) -> Option<&InterpolatedText> {
+    pub fn interpolation(&self) -> Option<&InterpolatedText> {
         match &self.value {
             NodeValue::Scalar { origin: TextOrigin::Variables(interpolated), .. } => Some(interpolated),
             NodeValue::Scalar { origin: TextOrigin::Literal | TextOrigin::Invalid, .. }
@@ -208,12 +210,12 @@ impl Node {
     }
 
     /// Returns the text of a scalar as written, with variables instead of their values.
-    pub(super) fn as_written(&self) -> Option<&str> {
+    pub fn as_written(&self) -> Option<&str> {
         self.interpolation().map_or_else(|| self.scalar_text(), |given| Some(&given.written))
     }
 
     /// Whether a variable in the text could not be replaced, which has been reported.
-    pub(super) const fn is_invalid(&self) -> bool {
+    pub const fn is_invalid(&self) -> bool {
         matches!(self.value, NodeValue::Scalar { origin: TextOrigin::Invalid, .. })
     }
 

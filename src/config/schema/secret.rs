@@ -6,10 +6,9 @@
 
 use super::{
     environment::LoadContext,
-    values::InvalidValue,
+    problem::{InvalidValue, ValueResult, invalid},
     yaml::{Node, NodeValue},
 };
-use crate::front::PrivateKey;
 use base64::{
     Engine as _, alphabet,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
@@ -33,13 +32,6 @@ pub enum SecretSource {
     File(PathBuf),
     /// The name of an environment variable.
     Env(String),
-}
-
-/// The name of a client's token, and its location.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenSource {
-    pub(super) name: String,
-    pub(super) source: SecretSource,
 }
 
 /// Maximum size of a secret file, in bytes.
@@ -79,7 +71,7 @@ impl SecretSource {
     ///
     /// # Errors
     /// A message if the source is missing, or its content is not a valid key.
-    pub(super) fn read_key(&self, context: LoadContext<'_>) -> Result<SecretKey, InvalidValue> {
+    pub fn read_key(&self, context: LoadContext<'_>) -> ValueResult<SecretKey> {
         parse_key(&self.read_text(context)?).map_err(|why| {
             InvalidValue(format!(
                 "{} {why}; a key is 32 bytes as 64 hex digits or base64, generated for example by `openssl rand -hex 32`",
@@ -92,7 +84,7 @@ impl SecretSource {
     ///
     /// # Errors
     /// A message if the source is missing, or its content is not a valid token.
-    pub(super) fn read_token(&self, context: LoadContext<'_>) -> Result<SecretToken, InvalidValue> {
+    pub fn read_token(&self, context: LoadContext<'_>) -> ValueResult<SecretToken> {
         let text = self.read_text(context)?;
         parse_token(&text).map_err(|why| {
             InvalidValue(format!(
@@ -106,7 +98,7 @@ impl SecretSource {
     ///
     /// # Errors
     /// A message if the source is missing, or its content is not a valid header value.
-    pub(super) fn read_header(&self, context: LoadContext<'_>) -> Result<HeaderValue, InvalidValue> {
+    pub fn read_header(&self, context: LoadContext<'_>) -> ValueResult<HeaderValue> {
         let mut value = HeaderValue::from_str(self.read_text(context)?.trim())
             .ok()
             .filter(|value| !value.is_empty())
@@ -122,42 +114,35 @@ impl SecretSource {
     ///
     /// # Errors
     /// A message if the source is missing, or its content cannot be the value of a variable.
-    pub(super) fn read_variable(&self, context: LoadContext<'_>) -> Result<String, InvalidValue> {
+    pub fn read_variable(&self, context: LoadContext<'_>) -> ValueResult<String> {
         let mut text = self.read_text(context)?;
         if let (Self::File(_), Some(line)) = (self, text.strip_suffix('\n')) {
             text.truncate(line.strip_suffix('\r').unwrap_or(line).len());
         }
         match text.contains('\0') {
-            true => Err(InvalidValue(format!("{} contains a NUL character", self.resolve(context)))),
+            true => invalid(format!("{} contains a NUL character", self.resolve(context))),
             false => Ok(text),
         }
     }
 
-    /// Returns the private key of a certificate. A file is read only when the key is needed.
+    /// Reads the text of the secret.
     ///
     /// # Errors
-    /// A message if the environment variable is not set.
-    pub(super) fn read_private_key(&self, context: LoadContext<'_>) -> Result<PrivateKey, InvalidValue> {
-        Ok(match self.resolve(context) {
-            Self::File(path) => PrivateKey::File(path),
-            env @ Self::Env(_) => PrivateKey::inline(env.read_text(context)?, env.to_string()),
-        })
-    }
-
-    fn read_text(&self, context: LoadContext<'_>) -> Result<String, InvalidValue> {
+    /// A message if the source is missing.
+    pub fn read_text(&self, context: LoadContext<'_>) -> ValueResult<String> {
         match self.resolve(context) {
             Self::File(path) => {
                 read_file(&path).map_err(|why| InvalidValue(format!("{} {why}", Self::File(path.clone()))))
             }
             Self::Env(name) => match context.environment.get(&name)? {
                 Some(value) => Ok(value.to_owned()),
-                None => Err(InvalidValue(format!("{self} is not set"))),
+                None => invalid(format!("{self} is not set")),
             },
         }
     }
 
     /// Returns the same source with its path resolved against the folder of the configuration.
-    fn resolve(&self, context: LoadContext<'_>) -> Self {
+    pub fn resolve(&self, context: LoadContext<'_>) -> Self {
         match self {
             Self::File(path) => Self::File(context.folder.join(path)),
             Self::Env(name) => Self::Env(name.clone()),
@@ -176,7 +161,7 @@ impl fmt::Display for SecretSource {
 
 /// Returns the names of environment variables that hold secrets of the proxy itself: keys, tokens, and
 /// private keys of certificates, outside of `routes`.
-pub(super) fn secret_variables(file: &Node) -> Vec<String> {
+pub fn secret_variables(file: &Node) -> Vec<String> {
     fn collect(node: &Node, names: &mut Vec<String>) {
         match &node.value {
             NodeValue::Map(entries) => {
@@ -246,7 +231,7 @@ fn parse_token(text: &str) -> Result<SecretToken, String> {
 
 /// Whether a text is a valid key. Used where a name is expected, so that a misplaced key is not shown in the
 /// message.
-pub(super) fn is_key(text: &str) -> bool {
+pub fn is_key(text: &str) -> bool {
     parse_key(text).is_ok()
 }
 

@@ -1,16 +1,14 @@
 //! The keys for tickets.
 
-use super::{
-    SpannedValue,
-    section::{SectionReader, Setting, ValueType, list, mapping},
-    value_types::{duration_or_off, pattern, positive_duration, read_client_match, text, text_value},
-    values::InvalidValue,
-};
+use super::matches::{pattern, read_client_match};
 use crate::{
+    config::schema::{
+        SectionReader, Setting, ValueResult, duration_or_off, invalid, list, mapping, non_empty_string,
+        positive_duration,
+    },
     policy::{HolderMatch, TicketAfter, TicketHolder, TicketPolicy},
     task::view::ticket::{PLACEHOLDERS, REQUIRED_PLACEHOLDERS, find_placeholders},
 };
-use serde_json::Value as Json;
 
 /// Reads `ticket`: how long a call may run before a client without task support gets a ticket.
 pub(super) fn read_ticket_after(s: &mut SectionReader<'_, '_>, description: &'static str) -> TicketAfter {
@@ -23,19 +21,19 @@ pub(super) fn read_ticket_after(s: &mut SectionReader<'_, '_>, description: &'st
 
 /// Reads `tickets`. `has_times` is set if the route or one of its tool rules sets a ticket time.
 pub(super) fn read_tickets(s: &mut SectionReader<'_, '_>, has_times: bool) -> TicketPolicy {
+    s.key("tickets", "Details of tickets. A ticket is enabled by `held.ticket`, by the `ticket` of a tool, or by `tickets.for[].after`. It is the response to a slow call without task support: a text that tells the model to fetch the result with the tool `deferral_result`. Where tickets are enabled, the proxy adds that tool and `deferral_cancel` to the tool list.")
+        .read_section("`tickets`", |s| read_ticket_policy(s, has_times))
+}
+
+fn read_ticket_policy(s: &mut SectionReader<'_, '_>, has_times: bool) -> TicketPolicy {
     let holders = s.key(
         "for",
         "Clients that get tickets for calls without task support. First match wins. An entry has one of `client`, `principal`, or `header` with `value`; it applies even if the proxy cannot tell whether the client has received the tool list with `deferral_result`. Default: all clients that have received that list.",
     );
-    let holders = holders.read(list(mapping("a ticket client", read_holder)).non_empty());
-    if let Setting::Valid(SpannedValue { span, value }) = &holders
-        && value.is_empty()
-    {
-        s.add_problem(
-            *span,
+    let holders =
+        holders.read(list(mapping("a ticket client", read_holder)).non_empty(
             "`for` is empty; add a client, or remove the key for all clients without task support",
-        );
-    }
+        ));
     // Invalid entries of `for` may have had a time.
     let may_have_times = has_times || holders == Setting::Invalid;
     let wait = s.key(
@@ -50,7 +48,7 @@ pub(super) fn read_tickets(s: &mut SectionReader<'_, '_>, has_times: bool) -> Ti
                 "text",
                 "Text for the model, instead of the built-in one. Must contain `{ticket}` and `{result}`.",
             )
-            .read(ticket_text())
+            .read(non_empty_string(parse_ticket_text))
             .ok()
             .map(Into::into),
     };
@@ -93,25 +91,15 @@ fn read_holder(s: &mut SectionReader<'_, '_>) -> Option<TicketHolder> {
     Some(TicketHolder { client_match: holder_match?, after, result_wait: wait })
 }
 
-/// The type of `text`: the text for the model, with placeholders for the call.
-fn ticket_text() -> ValueType<'static, String> {
-    let ValueType { schema, show, .. } = text();
-    let read = text_value(Json::Null, |text: &str| {
-        if let Some(missing) =
-            REQUIRED_PLACEHOLDERS.into_iter().find(|placeholder| !text.contains(placeholder))
-        {
-            let message =
-                format!("must contain `{missing}`, without which the model cannot fetch the result");
-            return Err(InvalidValue(message));
+/// Parses `text`: the text for the model, with placeholders for the call.
+fn parse_ticket_text(text: &str) -> ValueResult<String> {
+    if let Some(missing) = REQUIRED_PLACEHOLDERS.into_iter().find(|placeholder| !text.contains(placeholder)) {
+        return invalid(format!("must contain `{missing}`, without which the model cannot fetch the result"));
+    }
+    match find_placeholders(text).find(|placeholder| !PLACEHOLDERS.contains(placeholder)) {
+        Some(unknown) => {
+            invalid(format!("unknown placeholder `{unknown}`; there are {}", PLACEHOLDERS.join(", ")))
         }
-        match find_placeholders(text).find(|placeholder| !PLACEHOLDERS.contains(placeholder)) {
-            Some(unknown) => Err(InvalidValue(format!(
-                "unknown placeholder `{unknown}`; there are {}",
-                PLACEHOLDERS.join(", ")
-            ))),
-            None => Ok(text.to_owned()),
-        }
-    })
-    .read;
-    ValueType { schema, show, read }
+        None => Ok(text.to_owned()),
+    }
 }

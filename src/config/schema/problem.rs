@@ -1,5 +1,6 @@
 //! Problems of a configuration: all problems are collected, each with its position and its fix.
 
+use serde_json::Value as Json;
 use std::{fmt, path::PathBuf};
 
 /// The position where a setting was written.
@@ -35,11 +36,40 @@ pub struct Problems {
     list: Vec<Problem>,
 }
 
+/// An invalid value; the text is the problem message with the fix.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidValue(pub String);
+
+/// The value that a text stands for.
+pub type ValueResult<T> = Result<T, InvalidValue>;
+
+/// Collects problems and warnings while the file is read.
+pub struct DiagnosticSink {
+    pub problems: Vec<Problem>,
+    /// Warnings about valid but probably unintended values.
+    pub warnings: Vec<Problem>,
+    /// Path of the section that is being read; lists end with `[]`.
+    pub path: Vec<String>,
+    /// Returns the JSON Schema of the whole file, for suggestions of keys in other sections.
+    pub file_schema: fn() -> Json,
+}
+
 // === impl SourceSpan ===
 
 impl SourceSpan {
     /// The beginning of the file.
-    pub(super) const START: Self = Self::File { line: 1, column: 1 };
+    pub const START: Self = Self::File { line: 1, column: 1 };
+
+    /// Formats the position for a message about another setting: ` (line 7)` for a position in the file, `
+    /// (--listen)` for a flag, nothing without a position.
+    pub fn suffix(self) -> String {
+        match self {
+            Self::File { line, .. } => format!(" (line {line})"),
+            Self::Flag(flag) => format!(" ({flag})"),
+            Self::Whole => String::new(),
+        }
+    }
 }
 
 // === impl SpannedValue ===
@@ -73,6 +103,42 @@ impl Problem {
     }
 }
 
+// === impl DiagnosticSink ===
+
+impl DiagnosticSink {
+    pub const fn new(file_schema: fn() -> Json) -> Self {
+        Self { problems: Vec::new(), warnings: Vec::new(), path: Vec::new(), file_schema }
+    }
+
+    /// Reports a problem. Returns `None`, the value that could not be read.
+    pub fn reject<T>(&mut self, span: SourceSpan, message: impl Into<String>) -> Option<T> {
+        self.problems.push(Problem::new(span, message));
+        None
+    }
+
+    /// Returns a valid value; reports an invalid one.
+    pub fn accept<T>(&mut self, span: SourceSpan, value: ValueResult<T>) -> Option<T> {
+        match value {
+            Ok(value) => Some(value),
+            Err(InvalidValue(message)) => self.reject(span, message),
+        }
+    }
+
+    /// Adds a warning.
+    pub fn warn(&mut self, span: SourceSpan, message: impl AsRef<str>) {
+        self.warnings.push(Problem::new(span, format!("warning: {}", message.as_ref())));
+    }
+
+    /// Names the value in the problems from the index `first` on whose parser did not know the name.
+    pub fn name_value(&mut self, first: usize, name: &str) {
+        for Problem { message, .. } in &mut self.problems[first..] {
+            if message.starts_with("must ") {
+                message.insert_str(0, &format!("{name} "));
+            }
+        }
+    }
+}
+
 // === impl Problems ===
 
 impl Problems {
@@ -91,7 +157,7 @@ impl Problems {
     }
 
     /// Creates a list of one problem.
-    pub(super) fn single(file: Option<PathBuf>, problem: Problem) -> Self {
+    pub fn single(file: Option<PathBuf>, problem: Problem) -> Self {
         Self { file, list: vec![problem] }
     }
 }
@@ -119,6 +185,14 @@ impl fmt::Display for Problems {
 }
 
 impl std::error::Error for Problems {}
+
+/// Creates the error for an invalid value.
+///
+/// # Errors
+/// Always.
+pub fn invalid<T>(message: impl Into<String>) -> ValueResult<T> {
+    Err(InvalidValue(message.into()))
+}
 
 /// Returns the entry of `known` that `word` is probably a misspelling of.
 pub fn find_similar<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {

@@ -1,36 +1,26 @@
 //! The keys of `telemetry`: trace export. OpenTelemetry's environment variables apply where the file sets
 //! nothing.
 
-use super::{
-    SourceSpan, SpannedValue,
-    environment::{Environment, LoadContext},
-    problem::Problem,
-    secret::SecretSource,
-    section::{DiagnosticSink, SectionReader, Setting, ValueType, mapping},
-    value_types::{positive_duration, read_source, secret_location, server_url, text_value},
-    values::{self, InvalidValue},
-    yaml::{MapEntry, Node, NodeValue, ScalarType},
+use super::{header_names::export_header, server::server_url};
+use crate::{
+    config::schema::{
+        DiagnosticSink, Environment, InvalidValue, LoadContext, Node, ScalarType, SecretSource,
+        SectionReader, Setting, SourceSpan, SpannedValue, ValueResult, ValueType, entries, invalid, mapping,
+        positive_duration, secret_only, secret_source, show_duration, values,
+    },
+    telemetry::trace::{
+        ExportSettings,
+        settings::{DEFAULT_TIMEOUT, OtlpProtocol, TraceSampler},
+    },
+    upstream::ServerUrl,
 };
-use crate::telemetry::trace::{
-    ExportSettings,
-    settings::{DEFAULT_TIMEOUT, OtlpProtocol, TraceSampler},
-};
-use crate::upstream::ServerUrl;
 use http::{HeaderName, HeaderValue, Uri};
 use serde_json::{Value as Json, json};
 use std::time::Duration;
 
-/// The value of `otlp`.
-pub(super) enum OtlpSetting {
-    /// No traces are exported.
-    Off,
-    /// Traces are exported with these settings.
-    On(Box<OtlpKeys>),
-}
-
 /// The values of the keys of `otlp`; absent ones are read from the environment.
 #[derive(Default)]
-pub(super) struct OtlpKeys {
+struct OtlpKeys {
     endpoint: Option<ServerUrl>,
     protocol: Option<OtlpProtocol>,
     headers: Vec<(HeaderName, SpannedValue<SecretSource>)>,
@@ -42,22 +32,18 @@ pub(super) struct OtlpKeys {
 /// Variable Specification*).
 struct OtelVariables<'a>(&'a Environment);
 
-/// Reads `telemetry`, which has the key `otlp`.
-pub(super) fn read_telemetry(s: &mut SectionReader<'_, '_>) -> Setting<OtlpSetting> {
-    let about = "Trace export: the URL of an OTLP collector, a mapping with more options, or `off`. \
-                 Default: the OpenTelemetry environment variables (`OTEL_EXPORTER_OTLP_ENDPOINT`).";
-    s.key("otlp", about).read(otlp_type())
-}
-
-/// Returns the export settings; `None` if tracing is off.
-pub(super) fn check_traces(
-    written: Setting<OtlpSetting>,
-    context: LoadContext<'_>,
+/// Reads `telemetry`, which has the key `otlp`. `None` if tracing is off.
+pub(super) fn read_telemetry(
     s: &mut SectionReader<'_, '_>,
+    context: LoadContext<'_>,
 ) -> Option<ExportSettings> {
-    let written = match written {
-        Setting::Valid(SpannedValue { value: OtlpSetting::Off, .. }) | Setting::Invalid => return None,
-        Setting::Valid(SpannedValue { span, value: OtlpSetting::On(written) }) => Some((span, *written)),
+    let otlp = s.key("telemetry", "Export of traces.").read_section("`telemetry`", |s| {
+        s.key("otlp", "Trace export: the URL of an OTLP collector, a mapping with more options, or `off`. Default: the OpenTelemetry environment variables (`OTEL_EXPORTER_OTLP_ENDPOINT`).")
+            .read(otlp_type())
+    });
+    let written = match otlp {
+        Setting::Valid(SpannedValue { value: None, .. }) | Setting::Invalid => return None,
+        Setting::Valid(SpannedValue { span, value: Some(written) }) => Some((span, written)),
         Setting::Unset => None,
     };
     let span = written.as_ref().map_or(SourceSpan::Whole, |(span, _)| *span);
@@ -78,90 +64,69 @@ pub(super) fn check_traces(
     }
 }
 
-fn otlp_type() -> ValueType<'static, OtlpSetting> {
-    let ValueType { schema, read, .. } =
-        mapping("`otlp`", |s| Some(OtlpSetting::On(Box::new(read_otlp_keys(s)))));
-    let url = server_url;
-    let schema = move || json!({ "anyOf": [(url().schema)(), { "enum": ["off", false] }, schema()] });
-    let single = url().read;
-    let read = move |node: &Node, report: &mut DiagnosticSink| match &node.value {
-        NodeValue::Map(_) => read(node, report),
-        _ if node.scalar_type() == Some(ScalarType::Bool(false)) || node.scalar_text() == Some("off") => {
-            Some(OtlpSetting::Off)
-        }
-        _ => single(node, report)
-            .map(|url| OtlpSetting::On(Box::new(OtlpKeys { endpoint: Some(url), ..OtlpKeys::default() }))),
+/// The type of `otlp`; `None` for `off`.
+fn otlp_type() -> ValueType<'static, Option<OtlpKeys>> {
+    let section = || mapping("`otlp`", |s| Some(Some(read_otlp_keys(s))));
+    let url = server_url().map(|url| Some(OtlpKeys { endpoint: Some(url), ..OtlpKeys::default() }));
+    let url_or_off = move |node: &Node, report: &mut DiagnosticSink| match node.scalar_type() {
+        Some(ScalarType::Bool(false)) => Some(None),
+        _ if node.scalar_text() == Some("off") => Some(None),
+        _ => url.read(node, report),
     };
-    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+    let schema =
+        move || json!({ "anyOf": [server_url().schema(), { "enum": ["off", false] }, section().schema()] });
+    ValueType::new(Json::default, url_or_off).or_mapping(section()).with_schema(schema)
 }
 
 fn read_otlp_keys(s: &mut SectionReader<'_, '_>) -> OtlpKeys {
-    let endpoint = s.key("endpoint", "URL of the collector, as in `http://127.0.0.1:4318`.");
-    let endpoint = endpoint.read(server_url());
-    let protocol = s.key("protocol", "Protocol of the export: `http` (protobuf in a POST) or `grpc`.");
-    let protocol =
-        protocol.with_default("http").read(text_value(json!({ "enum": ["http", "grpc"] }), parse_protocol));
-    let headers = s.key("headers", "Headers of each export request, such as an API key: each a secret.");
-    let headers = headers.read(headers_type());
-    let share = s.key(
-        "sample",
-        "Share of traces that are recorded, as in `10%`, among those that start at the proxy. For a request with a trace context, the sampling decision of the client applies.",
-    );
-    let share = share
-        .with_default("100%")
-        .read(text_value(json!({ "type": "string", "pattern": "^[0-9.]+%$" }), parse_percent));
-    let timeout = s.key("timeout", "Maximum time for one export request.");
-    let timeout = timeout.with_default(&values::show_duration(DEFAULT_TIMEOUT)).read(positive_duration());
+    let percentage = json!({ "type": "string", "pattern": "^[0-9.]+%$" });
     OtlpKeys {
-        endpoint: endpoint.ok(),
-        protocol: protocol.ok(),
-        headers: headers.ok().unwrap_or_default(),
-        share: share.ok(),
-        timeout: timeout.ok(),
+        endpoint: s
+            .key("endpoint", "URL of the collector, as in `http://127.0.0.1:4318`.")
+            .read(server_url())
+            .ok(),
+        protocol: s
+            .key("protocol", "Protocol of the export: `http` (protobuf in a POST) or `grpc`.")
+            .with_default("http")
+            .read(ValueType::text(json!({ "enum": ["http", "grpc"] }), parse_protocol))
+            .ok(),
+        headers: s
+            .key("headers", "Headers of each export request, such as an API key: each a secret.")
+            .read(headers_type())
+            .ok()
+            .unwrap_or_default(),
+        share: s
+            .key("sample", "Share of traces that are recorded, as in `10%`, among those that start at the proxy. For a request with a trace context, the sampling decision of the client applies.")
+            .with_default("100%")
+            .read(ValueType::text(percentage, parse_percent))
+            .ok(),
+        timeout: s
+            .key("timeout", "Maximum time for one export request.")
+            .with_default(&show_duration(DEFAULT_TIMEOUT))
+            .read(positive_duration())
+            .ok(),
     }
-}
-
-fn parse_protocol(text: &str) -> Result<OtlpProtocol, InvalidValue> {
-    match text {
-        "http" | "http/protobuf" => Ok(OtlpProtocol::Http),
-        "grpc" => Ok(OtlpProtocol::Grpc),
-        _ => Err(InvalidValue(format!("unknown protocol `{text}`; use http or grpc"))),
-    }
-}
-
-fn parse_percent(text: &str) -> Result<f64, InvalidValue> {
-    let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
-    number.filter(|number| (0.0..=100.0).contains(number)).map(|number| number / 100.0).ok_or_else(|| {
-        InvalidValue(format!("`{text}` is not a share; write it from `0%` to `100%`, as in `10%`"))
-    })
 }
 
 /// The type of `headers`: a mapping of names to the sources of their values.
 fn headers_type() -> ValueType<'static, Vec<(HeaderName, SpannedValue<SecretSource>)>> {
-    let value = || {
-        secret_location("the header's value", mapping("a header", |s| read_source(s, "the header's value")))
-    };
-    let reader = value().read;
-    let read = move |node: &Node, report: &mut DiagnosticSink| {
-        let NodeValue::Map(entries) = &node.value else {
-            let message =
-                format!("must be a mapping (`NAME: {{ env: VARIABLE }}`), not {}", node.type_name());
-            report.problems.push(Problem::new(node.span, message));
-            return None;
-        };
-        let read = |entry: &MapEntry| {
-            let name = values::forwarded_name(&entry.key);
-            if let Err(InvalidValue(message)) = &name {
-                report.problems.push(Problem::new(entry.key_span, message.clone()));
-            }
-            let value = reader(&entry.node, report);
-            Some((name.ok()?, SpannedValue::new(entry.node.span, value?)))
-        };
-        let read: Vec<_> = entries.iter().map(read).collect();
-        read.into_iter().collect()
-    };
-    let schema = move || json!({ "type": "object", "additionalProperties": (value().schema)() });
-    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+    let value = secret_only("the header's value", secret_source("a header", "the header's value"));
+    entries("NAME: { env: VARIABLE }", export_header, value)
+}
+
+fn parse_protocol(text: &str) -> ValueResult<OtlpProtocol> {
+    match text {
+        "http" | "http/protobuf" => Ok(OtlpProtocol::Http),
+        "grpc" => Ok(OtlpProtocol::Grpc),
+        _ => invalid(format!("unknown protocol `{text}`; use http or grpc")),
+    }
+}
+
+fn parse_percent(text: &str) -> ValueResult<f64> {
+    let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
+    number.filter(|number| (0.0..=100.0).contains(number)).map(|number| number / 100.0).ok_or_else(|| {
+        InvalidValue(format!("`{text}` is not a share; write it from `0%` to `100%`, as in `10%`"))
+    })
 }
 
 /// Problem messages, with positions for those of the file.
@@ -257,7 +222,7 @@ impl OtelVariables<'_> {
 
     fn endpoint(&self, protocol: OtlpProtocol, problems: &mut OtlpProblems) -> Option<Uri> {
         let (name, text) = self.otlp("ENDPOINT")?;
-        match values::upstream_url(&text) {
+        match values::http_url(&text) {
             // The traces-specific endpoint is used as is.
             Ok(url) if name.contains("TRACES") && protocol == OtlpProtocol::Http => Some(url),
             Ok(url) => Some(protocol.endpoint(&url)),
@@ -294,7 +259,7 @@ impl OtelVariables<'_> {
         for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
             let read = pair.split_once('=').and_then(|(key, value)| {
                 let value = HeaderValue::from_str(&percent_decode(value.trim())?).ok()?;
-                Some((values::forwarded_name(key.trim()).ok()?, value))
+                Some((export_header(key.trim()).ok()?, value))
             });
             match read {
                 Some((key, value)) => drop(settings.headers.insert(key, value)),

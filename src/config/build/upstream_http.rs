@@ -1,19 +1,17 @@
 //! The keys of `upstream` for a server at a URL: headers, TLS and proxy.
 
-use super::{
-    SpannedValue,
-    cross_checks::private_key,
-    environment::LoadContext,
-    problem::{Problem, SourceSpan},
-    section::{DiagnosticSink, SectionReader, Setting, ValueType, mapping, read_scalar},
-    value_types::{boolean, key_location, or_variable, read_source, string, text, warn_literal_secret},
-    values::{self, InvalidValue},
-    yaml::{MapEntry, Node, NodeValue, ScalarType},
+use super::{header_names::sent_header, tls::private_key};
+use crate::{
+    config::schema::{
+        DiagnosticSink, LoadContext, SectionReader, Setting, SourceSpan, SpannedValue, ValueResult,
+        ValueType, boolean, headers, invalid, key_location, mapping, or_off, secret_source, string, text,
+        values, warn_literal_secret,
+    },
+    upstream::{self, Proxy, ProxyUrlError, TlsError, TlsFiles, UpstreamTls},
 };
-use crate::upstream::{self, Proxy, ProxyUrlError, TlsError, TlsFiles, UpstreamTls};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use rustls_pki_types::ServerName;
-use serde_json::{Value as Json, json};
+use serde_json::json;
 use std::sync::Arc;
 
 /// The values of the keys of `upstream` that apply to a server at a URL.
@@ -26,6 +24,9 @@ pub(super) struct HttpUpstreamKeys {
     pub(super) forwarded: Setting<bool>,
 }
 
+/// Keys of `upstream` that apply to a URL only.
+pub(super) const HTTP_KEYS: [&str; 4] = ["headers", "tls", "proxy", "forwarded"];
+
 /// Headers by which a server identifies the client. If the proxy sets them, all clients look the same to the
 /// server.
 const IDENTITY_HEADERS: [HeaderName; 2] = [header::AUTHORIZATION, header::COOKIE];
@@ -35,94 +36,53 @@ pub(super) fn read_http_upstream_keys(
     s: &mut SectionReader<'_, '_>,
     context: LoadContext<'_>,
 ) -> HttpUpstreamKeys {
-    let headers = s.key(
-        "headers",
-        "Headers set on every request to the server, replacing the client's: each a string, or a secret (`{ file: PATH }`, `{ env: NAME }`). With an `Authorization` or `Cookie` here the server cannot tell clients apart (see `shared`).",
-    );
-    let headers = headers.read(headers_type(context));
-    let tls = s.key(
-        "tls",
-        "TLS of connections to the server: its authorities, the proxy's client certificate, the server name.",
-    );
-    let tls = tls.read(mapping("`tls`", move |s| read_tls(s, context)));
-    let proxy = s.key(
-        "proxy",
-        "HTTP proxy for connections to the server (a CONNECT tunnel for `https://`, plain requests for `http://`), or `off`. Default: the environment variables HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.",
-    );
-    let proxy = proxy.read(proxy_type());
-    let forwarded = s.key(
-        "forwarded",
-        "Append the client's address, scheme and host to the `Forwarded` header (RFC 7239) of requests to the server.",
-    );
-    HttpUpstreamKeys { headers, tls, proxy, forwarded: forwarded.with_default("false").read(boolean()) }
+    HttpUpstreamKeys {
+        headers: s
+            .key("headers", "Headers set on every request to the server, replacing the client's: each a string, or a secret (`{ file: PATH }`, `{ env: NAME }`). With an `Authorization` or `Cookie` here the server cannot tell clients apart (see `shared`).")
+            .read(headers_type(context)),
+        tls: s
+            .key("tls", "TLS of connections to the server: its authorities, the proxy's client certificate, the server name.")
+            .read(mapping("`tls`", move |s| read_tls(s, context))),
+        proxy: s
+            .key("proxy", "HTTP proxy for connections to the server (a CONNECT tunnel for `https://`, plain requests for `http://`), or `off`. Default: the environment variables HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.")
+            .read(proxy_type()),
+        forwarded: s
+            .key("forwarded", "Append the client's address, scheme and host to the `Forwarded` header (RFC 7239) of requests to the server.")
+            .with_default("false")
+            .read(boolean()),
+    }
 }
 
 /// The type of `headers`: a mapping of names to values, or to the sources of secrets.
 fn headers_type(context: LoadContext<'_>) -> ValueType<'_, HeaderMap> {
-    let ValueType { schema: secret_schema, read: read_secret, .. } =
-        mapping("a header", |s| read_source(s, "the value"));
-    let value = move |node: &Node, report: &mut DiagnosticSink| match node.value {
-        NodeValue::Map(_) => {
-            let value = read_secret(node, report)?.read_header(context);
-            value.map_err(|InvalidValue(message)| report.problems.push(Problem::new(node.span, message))).ok()
-        }
-        NodeValue::List(_) | NodeValue::Scalar { .. } => read_scalar(node, report, |text| {
-            values::header_value(text)?;
-            let mut value = HeaderValue::from_str(text).expect("the header value has been validated");
-            value.set_sensitive(true);
-            Ok(value)
-        }),
-    };
-    let read = move |node: &Node, report: &mut DiagnosticSink| {
-        let NodeValue::Map(entries) = &node.value else {
-            let message = format!("must be a mapping (`NAME: value`), not {}", node.type_name());
-            report.problems.push(Problem::new(node.span, message));
-            return None;
+    let secret = secret_source("a header", "the value").and_then(move |source, node, report| {
+        Some((report.accept(node.span, source.read_header(context))?, false))
+    });
+    let literal = string(values::header_value).and_then(|text, node, _| {
+        let mut value = HeaderValue::from_str(&text).expect("the header value has been validated");
+        value.set_sensitive(true);
+        Some((value, node.interpolation().is_none()))
+    });
+    headers(sent_header, literal.or_mapping(secret)).and_then(|headers, _, report| {
+        let read = |(name, SpannedValue { span, value: (value, is_literal) })| {
+            if is_literal {
+                warn_literal_credentials(&name, span, report);
+            }
+            (name, value)
         };
-        let mut headers = HeaderMap::new();
-        let (mut names, before) = (Vec::new(), report.problems.len());
-        for MapEntry { key, key_span, node } in entries {
-            let name = values::sent_header(key).and_then(|name| match names.contains(&name) {
-                true => Err(InvalidValue(format!(
-                    "`{key}` is listed twice, with different capitalisation; remove one of the two"
-                ))),
-                false => Ok(name),
-            });
-            let name = name
-                .map_err(|InvalidValue(message)| report.problems.push(Problem::new(*key_span, message)))
-                .ok();
-            names.extend(name.clone());
-            let first_new = report.problems.len();
-            let value = value(node, report);
-            for Problem { message, .. } in &mut report.problems[first_new..] {
-                if message.starts_with("must ") {
-                    message.insert_str(0, &format!("the header `{key}` "));
-                }
-            }
-            if let (Some(name), Some(value)) = (name, value) {
-                warn_literal_credentials(&name, node, report);
-                headers.insert(name, value);
-            }
-        }
-        (report.problems.len() == before).then_some(headers)
-    };
-    let schema = move || {
-        let value = json!({ "anyOf": [{ "type": "string" }, secret_schema()] });
-        json!({ "type": "object", "additionalProperties": value })
-    };
-    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+        Some(headers.into_iter().map(read).collect())
+    })
 }
 
 /// Warns of literal credentials in the file, which is printed, copied and put under version control.
-fn warn_literal_credentials(name: &HeaderName, node: &Node, report: &mut DiagnosticSink) {
-    let is_literal = node.scalar_text().is_some() && node.interpolation().is_none();
-    if let (SourceSpan::File { .. }, true, true) = (node.span, is_literal, is_credential_header(name)) {
+fn warn_literal_credentials(name: &HeaderName, span: SourceSpan, report: &mut DiagnosticSink) {
+    if let (SourceSpan::File { .. }, true) = (span, is_credential_header(name)) {
         let message = format!(
-            "warning: the value of `{name}` is in a file that is printed, copied and put under version \
-             control; name its source: `{{ file: PATH }}` or `{{ env: NAME }}`, or set an environment \
-             variable and write `${{NAME}}` instead"
+            "the value of `{name}` is in a file that is printed, copied and put under version control; name \
+             its source: `{{ file: PATH }}` or `{{ env: NAME }}`, or set an environment variable and write \
+             `${{NAME}}` instead"
         );
-        report.warnings.push(Problem::new(node.span, message));
+        report.warn(span, message);
     }
 }
 
@@ -194,34 +154,23 @@ fn read_tls(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<U
     }
 }
 
-fn parse_server_name(text: &str) -> Result<ServerName<'static>, InvalidValue> {
-    ServerName::try_from(text.to_owned()).map_err(|_| {
-        InvalidValue(format!(
-            "`{text}` is not a server name; write a host name only, as in `tools.example.com`"
-        ))
+fn parse_server_name(text: &str) -> ValueResult<ServerName<'static>> {
+    ServerName::try_from(text.to_owned()).or_else(|_| {
+        invalid(format!("`{text}` is not a server name; write a host name only, as in `tools.example.com`"))
     })
 }
 
 /// The type of `proxy`: the URL of a proxy, which may contain a password and is not shown, or `off`.
 fn proxy_type() -> ValueType<'static, Option<Proxy>> {
-    let read = |node: &Node, report: &mut DiagnosticSink| match node.scalar_type() {
-        Some(ScalarType::Bool(false)) => Some(None),
-        _ => {
-            warn_literal_secret(node, report);
-            read_scalar(node, report, |text| match text {
-                "off" => Ok(None),
-                text => {
-                    let proxy = Proxy::parse(text).map(Some);
-                    proxy.map_err(|why| InvalidValue(format!("{why}; or write `off`")))
-                }
-            })
-        }
-    };
-    let schema = || {
-        let url = json!({ "type": "string", "pattern": "^(off|http://.+)$", "examples": ["http://proxy.example.com:3128", "off"] });
-        or_variable(json!({ "anyOf": [url, { "const": false }] }))
-    };
-    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+    let url = json!({ "type": "string", "pattern": "^(off|http://.+)$", "examples": ["http://proxy.example.com:3128", "off"] });
+    let proxy = or_off(url, |text| match text {
+        "off" => Ok(None),
+        text => Proxy::parse(text).map(Some).or_else(|why| invalid(format!("{why}; or write `off`"))),
+    });
+    proxy.and_then(|proxy, node, report| {
+        warn_literal_secret(node, report);
+        Some(proxy)
+    })
 }
 
 /// Returns the proxy for this server according to the environment, with the usual rules: upper case before
@@ -230,7 +179,7 @@ fn proxy_type() -> ValueType<'static, Option<Proxy>> {
 ///
 /// # Errors
 /// A message that names the variable whose value is not a valid proxy.
-fn proxy_from_environment(url: &Uri, context: LoadContext<'_>) -> Result<Option<Proxy>, InvalidValue> {
+fn proxy_from_environment(url: &Uri, context: LoadContext<'_>) -> ValueResult<Option<Proxy>> {
     let get = |name: &'static str| {
         let value = context.environment.get_text(name).map(str::trim).filter(|value| !value.is_empty());
         value.map(|value| (name, value))
@@ -248,8 +197,8 @@ fn proxy_from_environment(url: &Uri, context: LoadContext<'_>) -> Result<Option<
     if Proxy::is_bypassed(url, no_proxy) {
         return Ok(None);
     }
-    Proxy::parse(value).map(Some).map_err(|why: ProxyUrlError| {
-        InvalidValue(format!(
+    Proxy::parse(value).map(Some).or_else(|why: ProxyUrlError| {
+        invalid(format!(
             "the environment variable `{name}` cannot be used: {why}; or write `proxy: off` under `upstream`"
         ))
     })
@@ -258,23 +207,6 @@ fn proxy_from_environment(url: &Uri, context: LoadContext<'_>) -> Result<Option<
 // === impl HttpUpstreamKeys ===
 
 impl HttpUpstreamKeys {
-    /// Returns the names of the keys that are written, with their positions.
-    pub(super) fn written_keys(&self) -> Vec<SpannedValue<&'static str>> {
-        fn key<T>(name: &'static str, set: &Setting<T>) -> Option<SpannedValue<&'static str>> {
-            match set {
-                Setting::Valid(SpannedValue { span, .. }) => Some(SpannedValue::new(*span, name)),
-                Setting::Unset | Setting::Invalid => None,
-            }
-        }
-        let keys = [
-            key("headers", &self.headers),
-            key("tls", &self.tls),
-            key("proxy", &self.proxy),
-            key("forwarded", &self.forwarded),
-        ];
-        keys.into_iter().flatten().collect()
-    }
-
     /// Returns the configured header that makes all clients look the same to the server, if there is one, and
     /// its position.
     pub(super) fn identity_header(&self) -> Option<SpannedValue<&HeaderName>> {
@@ -302,12 +234,7 @@ impl HttpUpstreamKeys {
         let proxy = match self.proxy {
             Setting::Valid(proxy) => proxy.value,
             Setting::Invalid => None,
-            Setting::Unset => {
-                proxy_from_environment(url.value.uri(), context).unwrap_or_else(|InvalidValue(message)| {
-                    s.add_problem(url.span, message);
-                    None
-                })
-            }
+            Setting::Unset => s.accept(url.span, proxy_from_environment(url.value.uri(), context)).flatten(),
         };
         upstream::Config {
             headers: Arc::new(self.headers.ok().unwrap_or_default()),

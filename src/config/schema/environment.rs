@@ -1,6 +1,6 @@
 //! The context in which a configuration is read: the folder of its file, and the environment variables.
 
-use super::values::InvalidValue;
+use super::problem::{ValueResult, invalid};
 use std::{collections::BTreeMap, env, fmt, path::Path};
 
 /// A snapshot of the environment variables. `Debug` hides them.
@@ -9,13 +9,13 @@ pub struct Environment(BTreeMap<String, Option<String>>);
 
 /// The context in which a configuration is read.
 #[derive(Clone, Copy)]
-pub(super) struct LoadContext<'a> {
+pub struct LoadContext<'a> {
     /// The folder of the configuration file, the base of relative paths.
-    pub(super) folder: &'a Path,
+    pub folder: &'a Path,
     /// Whether certificates and commands are checked for existence and validity.
-    pub(super) checks_files: bool,
+    pub checks_files: bool,
     /// The environment variables that the configuration may use.
-    pub(super) environment: &'a Environment,
+    pub environment: &'a Environment,
 }
 
 // === impl Environment ===
@@ -39,16 +39,16 @@ impl Environment {
     ///
     /// # Errors
     /// A message if the value is not valid UTF-8.
-    pub fn get(&self, name: &str) -> Result<Option<&str>, InvalidValue> {
+    pub fn get(&self, name: &str) -> ValueResult<Option<&str>> {
         match self.0.get(name) {
-            Some(None) => Err(InvalidValue(format!("the environment variable `{name}` is not valid UTF-8"))),
+            Some(None) => invalid(format!("the environment variable `{name}` is not valid UTF-8")),
             Some(Some(value)) => Ok(Some(value)),
             None => Ok(None),
         }
     }
 
     /// Returns the value of a variable; `None` if it is not set or not valid UTF-8.
-    pub(super) fn get_text(&self, name: &str) -> Option<&str> {
+    pub fn get_text(&self, name: &str) -> Option<&str> {
         self.0.get(name)?.as_deref()
     }
 }

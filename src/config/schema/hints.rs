@@ -127,8 +127,9 @@ const ALIASES: &[KeyAlias] = &[
     (&["http_proxy", "https_proxy"], &["routes[].upstream.proxy"], ""),
 ];
 
-/// Suggests a fix for the unknown `key` of the section at `path`; `known` are the keys of that section.
-pub(super) fn suggest_fix(key: &str, path: &str, known: &[&str]) -> String {
+/// Suggests a fix for the unknown `key` of the section at `path`; `known` are the keys of that section, and
+/// `file_schema` returns the schema of the whole file.
+pub fn suggest_fix(key: &str, path: &str, known: &[&str], file_schema: fn() -> Json) -> String {
     let path_of = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     let word = snake_case(key);
     if let Some(near) = find_similar(&word, known.iter().copied()) {
@@ -145,7 +146,7 @@ pub(super) fn suggest_fix(key: &str, path: &str, known: &[&str]) -> String {
     if let Some(remedy) = find_alias(true) {
         return remedy;
     }
-    let all = all_key_paths();
+    let all = all_key_paths(&file_schema());
     let mut same_name: Vec<&String> = all.iter().filter(|at| last_segment(at) == word).collect();
     same_name.sort_by_key(|at| distance(at, path));
     same_name.truncate(2);
@@ -202,7 +203,7 @@ fn parent_path(path: &str) -> &str {
 }
 
 /// Returns the paths of all keys, as in `routes[].defer.after`.
-fn all_key_paths() -> Vec<String> {
+fn all_key_paths(schema: &Json) -> Vec<String> {
     fn collect(schema: &Json, path: &str, all: &mut Vec<String>) {
         if let Some(properties) = schema["properties"].as_object() {
             for (name, schema) in properties {
@@ -221,7 +222,7 @@ fn all_key_paths() -> Vec<String> {
         }
     }
     let mut all = Vec::new();
-    collect(&super::schema(), "", &mut all);
+    collect(schema, "", &mut all);
     all
 }
 
@@ -231,7 +232,7 @@ mod tests {
 
     #[test]
     fn every_suggested_key_exists() {
-        let all = all_key_paths();
+        let all = all_key_paths(&crate::config::schema());
         for (words, paths, _) in ALIASES {
             for path in *paths {
                 assert!(all.iter().any(|known| known == path), "{path}, for {words:?}");
@@ -242,10 +243,10 @@ mod tests {
     #[test]
     fn the_intended_key_is_suggested_with_its_path() {
         let here = |key: &str, path: &str| {
-            let all = all_key_paths();
+            let all = all_key_paths(&crate::config::schema());
             let known: Vec<_> =
                 all.iter().filter(|at| parent_path(at) == path).map(|at| last_segment(at)).collect();
-            suggest_fix(key, path, &known)
+            suggest_fix(key, path, &known, crate::config::schema)
         };
         for (key, path, wanted) in [
             ("lisen", "", "did you mean `listen`?"),

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 /// The parts of a URL text. Nothing is validated; the text may not be a URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct UrlText<'t> {
+pub struct UrlText<'t> {
     /// `None` if the text has no literal `://`.
     scheme: Option<&'t str>,
     /// User and password, before the `@`.
@@ -32,7 +32,7 @@ const SECRET_PARAMETERS: [&str; 9] =
 
 impl<'t> UrlText<'t> {
     /// Splits a text into the parts of a URL.
-    pub(super) fn new(text: &'t str) -> Self {
+    pub fn new(text: &'t str) -> Self {
         let (scheme, rest) = match find_literal(text, |rest| rest.starts_with("://")) {
             Some(at) => (Some(&text[..at]), &text[at + 3..]),
             None => (None, text),
@@ -52,17 +52,17 @@ impl<'t> UrlText<'t> {
     }
 
     /// Whether the text has the form `SCHEME://…`.
-    pub(super) const fn has_scheme(&self) -> bool {
+    pub const fn has_scheme(&self) -> bool {
         self.scheme.is_some()
     }
 
     /// Returns the host, without the brackets of an IPv6 address.
-    pub(super) fn host(&self) -> &'t str {
+    pub fn host(&self) -> &'t str {
         self.host.trim_matches(['[', ']'])
     }
 
     /// Whether scheme, host and port contain no variables.
-    pub(super) fn has_literal_port(&self) -> bool {
+    pub fn has_literal_port(&self) -> bool {
         self.scheme.is_some_and(|scheme| !scheme.contains("${"))
             && !self.host.contains("${")
             && !self.port.contains("${")
@@ -70,7 +70,7 @@ impl<'t> UrlText<'t> {
 
     /// Returns the display form of the URL. A literal query, and a user, are omitted, or shown as `…` if
     /// `shows_omissions` is set.
-    pub(super) fn display_form(&self, shows_omissions: bool) -> String {
+    pub fn display_form(&self, shows_omissions: bool) -> String {
         let mut shown = String::new();
         if let Some(scheme) = self.scheme {
             push_redacted(&mut shown, scheme);
@@ -96,7 +96,7 @@ impl<'t> UrlText<'t> {
 
     /// Describes a literal secret in the URL: a password, or the value of a query parameter. `None` if there
     /// is none.
-    pub(super) fn literal_secret(&self) -> Option<String> {
+    pub fn literal_secret(&self) -> Option<String> {
         let user = self.user.filter(|user| !user.contains("${") && user.contains(':'));
         if user.is_some() {
             return Some("a password".to_owned());

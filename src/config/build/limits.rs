@@ -1,16 +1,22 @@
 //! The keys of `limits` and `timeouts`.
 
-use super::{
-    ConnectionLimits, cross_checks,
-    section::SectionReader,
-    value_types::{count, positive_duration, size},
-};
 use crate::{
+    config::schema::{SectionReader, count, positive_duration, show_size, size},
     front,
     policy::{TaskQuotas, WaitPolicy},
     upstream,
 };
 use std::time::Duration;
+
+/// Configured connection limits. Limits that are not set are derived from the limit of open files
+/// ([`crate::runtime::DescriptorShares`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// The limit of client connections (`limits.connections`); `None` if it is not set.
+    pub clients: Option<usize>,
+    /// The limit of connections to servers (`limits.upstream_connections`); `None` if it is not set.
+    pub servers: Option<usize>,
+}
 
 /// The values of the keys of `limits`, by the part that they apply to.
 pub(super) struct LimitKeys {
@@ -30,16 +36,18 @@ pub(super) struct TimeoutKeys {
 
 /// Reads `limits`.
 pub(super) fn read_limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
+    s.key("limits", "Resource limits.").read_section("`limits`", |s| {
+        let (front, connections) = read_client_limits(s);
+        LimitKeys { front, upstream: read_upstream_limits(s), quotas: read_quotas(s), connections }
+    })
+}
+
+/// Reads the limits of clients, and of all connections.
+fn read_client_limits(s: &mut SectionReader<'_, '_>) -> (front::ClientLimits, ConnectionLimits) {
     let defaults = front::ClientLimits::default();
     let body_bytes = s
         .key("body_bytes", "Maximum size of a request body. A larger one gets 413.")
-        .read_spanned_or(size(1), defaults.body_bytes);
-    let body_memory = s
-        .key(
-            "body_memory",
-            "Maximum size of all request bodies in memory together, including those of calls in flight. Further requests get 503.",
-        )
-        .read_spanned_or(size(1), defaults.body_memory);
+        .read_or(size(1), defaults.body_bytes);
     let clients = s
         .key(
             "connections",
@@ -53,8 +61,8 @@ pub(super) fn read_limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
         )
         .read_spanned_or(count(1), upstream::DEFAULT_MAX_CONNECTIONS);
     let front = front::ClientLimits {
-        body_memory: cross_checks::check_body_memory(&body_bytes, &body_memory, s),
-        body_bytes: body_bytes.value,
+        body_bytes,
+        body_memory: read_body_memory(s, body_bytes),
         // The minimum is the smallest buffer that the HTTP parser can have.
         header_bytes: s
             .key("header_bytes", "Maximum size of a request head. A larger one gets 431.")
@@ -82,7 +90,28 @@ pub(super) fn read_limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
     };
     let connections =
         ConnectionLimits { clients: clients.explicit().copied(), servers: servers.explicit().copied() };
-    LimitKeys { front, upstream: read_upstream_limits(s), quotas: read_quotas(s), connections }
+    (front, connections)
+}
+
+/// Reads `body_memory`, which must hold at least one body. A large body may take seven eighths of it.
+fn read_body_memory(s: &mut SectionReader<'_, '_>, body_bytes: usize) -> usize {
+    let written = s
+        .key("body_memory", "Maximum size of all request bodies in memory together, including those of calls in flight. Further requests get 503.")
+        .read_spanned_or(size(1), front::ClientLimits::default().body_memory);
+    let required = body_bytes.saturating_add(body_bytes / 7).saturating_add(1);
+    let memory = if written.is_written() { written.value } else { written.value.max(required) };
+    if memory < required && body_bytes > front::SMALL_BODY || memory < body_bytes {
+        s.add_problem(
+            written.span,
+            format!(
+                "a body of `body_bytes` ({}) does not fit into `body_memory` ({}); raise `body_memory` to \
+                 at least {required}, or lower `body_bytes`",
+                show_size(body_bytes),
+                show_size(memory)
+            ),
+        );
+    }
+    memory
 }
 
 fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimits {
@@ -147,16 +176,6 @@ fn read_upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimi
 
 fn read_quotas(s: &mut SectionReader<'_, '_>) -> TaskQuotas {
     let defaults = TaskQuotas::default();
-    let shortest = s
-        .key(
-            "poll_interval_min",
-            "Shortest `pollIntervalMs` of a task, which tells its client how often to poll. It is a tenth of the time since the status of the task changed, within these bounds.",
-        )
-        .read_spanned_or(positive_duration(), defaults.poll_interval.0);
-    let longest = s
-        .key("poll_interval_max", "Longest `pollIntervalMs` of a task.")
-        .read_spanned_or(positive_duration(), defaults.poll_interval.1);
-    cross_checks::check_poll_interval(&shortest, &longest, s);
     TaskQuotas {
         tasks: s.key("tasks", "Maximum tasks in total, including finished ones within their retention. Beyond it no further call becomes a task.").read_or(count(0), defaults.tasks),
         tasks_per_principal: s
@@ -189,77 +208,108 @@ fn read_quotas(s: &mut SectionReader<'_, '_>) -> TaskQuotas {
         listens_per_principal: s
             .key("listens_per_principal", "Maximum open `subscriptions/listen` streams of one principal. Further ones are refused (`-31006`).")
             .read_or(count(0), defaults.listens_per_principal),
-        poll_interval: (shortest.value, longest.value),
+        poll_interval: read_poll_interval(s, defaults.poll_interval),
     }
+}
+
+/// Reads the bounds of the poll interval. The shortest must not be longer than the longest.
+fn read_poll_interval(s: &mut SectionReader<'_, '_>, defaults: (Duration, Duration)) -> (Duration, Duration) {
+    let shortest = s
+        .key("poll_interval_min", "Shortest `pollIntervalMs` of a task, which tells its client how often to poll. It is a tenth of the time since the status of the task changed, within these bounds.")
+        .read_spanned_or(positive_duration(), defaults.0);
+    let longest = s
+        .key("poll_interval_max", "Longest `pollIntervalMs` of a task.")
+        .read_spanned_or(positive_duration(), defaults.1);
+    if shortest.value > longest.value {
+        let span = if shortest.is_written() { shortest.span } else { longest.span };
+        let (shortest, longest) = (shortest.value, longest.value);
+        s.add_problem(
+            span,
+            format!(
+                "`poll_interval_min` ({shortest:?}) is more than `poll_interval_max` ({longest:?}); lower it"
+            ),
+        );
+    }
+    (shortest.value, longest.value)
 }
 
 /// Reads `timeouts`.
 pub(super) fn read_timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
-    let front = front::ClientTimeouts::default();
-    let upstream = upstream::UpstreamTimeouts::default();
+    s.key("timeouts", "Timeouts.").read_section("`timeouts`", |s| TimeoutKeys {
+        upstream: read_upstream_timeouts(s),
+        front: read_client_timeouts(s),
+        keep_alive: s
+            .key("keep_alive", "Time without data on a response after which the proxy sends an SSE comment, to keep the connection open.")
+            .read_or(positive_duration(), WaitPolicy::default().comment_after),
+    })
+}
+
+/// Reads the timeouts of servers.
+fn read_upstream_timeouts(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamTimeouts {
+    let defaults = upstream::UpstreamTimeouts::default();
     let mut time =
         |name, description, default| s.key(name, description).read_or(positive_duration(), default);
-    TimeoutKeys {
-        upstream: upstream::UpstreamTimeouts {
-            // A key of the route (`questions.turn`).
-            turn: upstream.turn,
-            connect: time(
-                "connect",
-                "Maximum time to connect to a server, including TLS; after that the request fails with `-31003`.",
-                upstream.connect,
-            ),
-            first_byte: time(
-                "first_byte",
-                "Maximum time to the first byte of a server's response to any request other than `tools/call`, `prompts/get` and `resources/read`, such as a list; after that the request fails with `-31003`.",
-                upstream.first_byte,
-            ),
-            idle: time(
-                "idle",
-                "Maximum time between two bytes of a server's response to any request other than `tools/call`, `prompts/get` and `resources/read`; after that the request fails with `-31003`.",
-                upstream.idle,
-            ),
-            call: time(
-                "call",
-                "Maximum duration of a `tools/call`, `prompts/get` or `resources/read`; after that it is cancelled and fails with `-31003`.",
-                upstream.call,
-            ),
-            queue: time(
-                "queue",
-                "Maximum time that a call waits for a session (`limits.sessions`), a process (`upstream.instances`) or its turn (`concurrency`); after that it fails with `-31006`. A call that becomes a task in the meantime keeps waiting.",
-                upstream.queue,
-            ),
-            idle_session: time(
-                "idle_session",
-                "Maximum time between two requests of a legacy client in its session with a stdio server; after that the session ends, within a minute.",
-                upstream.idle_session,
-            ),
-        },
-        front: front::ClientTimeouts {
-            read_headers: time(
-                "read_headers",
-                "Maximum time for a client to send the head of a request; after that its connection is closed.",
-                front.read_headers,
-            ),
-            read_body: time(
-                "read_body",
-                "Maximum time for a client to send the body of a request; after that the request is refused with 408.",
-                front.read_body,
-            ),
-            idle: time(
-                "idle_connection",
-                "Maximum time between two requests on a client connection; after that it is closed.",
-                front.idle,
-            ),
-            write: time(
-                "write",
-                "Maximum time in which a client reads none of the bytes waiting for it; after that its connection is closed. Slow readers and idle streams are not affected.",
-                front.write,
-            ),
-        },
-        keep_alive: time(
-            "keep_alive",
-            "Time without data on a response after which the proxy sends an SSE comment, to keep the connection open.",
-            WaitPolicy::default().comment_after,
+    upstream::UpstreamTimeouts {
+        // A key of the route (`questions.turn`).
+        turn: defaults.turn,
+        connect: time(
+            "connect",
+            "Maximum time to connect to a server, including TLS; after that the request fails with `-31003`.",
+            defaults.connect,
+        ),
+        first_byte: time(
+            "first_byte",
+            "Maximum time to the first byte of a server's response to any request other than `tools/call`, `prompts/get` and `resources/read`, such as a list; after that the request fails with `-31003`.",
+            defaults.first_byte,
+        ),
+        idle: time(
+            "idle",
+            "Maximum time between two bytes of a server's response to any request other than `tools/call`, `prompts/get` and `resources/read`; after that the request fails with `-31003`.",
+            defaults.idle,
+        ),
+        call: time(
+            "call",
+            "Maximum duration of a `tools/call`, `prompts/get` or `resources/read`; after that it is cancelled and fails with `-31003`.",
+            defaults.call,
+        ),
+        queue: time(
+            "queue",
+            "Maximum time that a call waits for a session (`limits.sessions`), a process (`upstream.instances`) or its turn (`concurrency`); after that it fails with `-31006`. A call that becomes a task in the meantime keeps waiting.",
+            defaults.queue,
+        ),
+        idle_session: time(
+            "idle_session",
+            "Maximum time between two requests of a legacy client in its session with a stdio server; after that the session ends, within a minute.",
+            defaults.idle_session,
+        ),
+    }
+}
+
+/// Reads the timeouts of clients.
+fn read_client_timeouts(s: &mut SectionReader<'_, '_>) -> front::ClientTimeouts {
+    let defaults = front::ClientTimeouts::default();
+    let mut time =
+        |name, description, default| s.key(name, description).read_or(positive_duration(), default);
+    front::ClientTimeouts {
+        read_headers: time(
+            "read_headers",
+            "Maximum time for a client to send the head of a request; after that its connection is closed.",
+            defaults.read_headers,
+        ),
+        read_body: time(
+            "read_body",
+            "Maximum time for a client to send the body of a request; after that the request is refused with 408.",
+            defaults.read_body,
+        ),
+        idle: time(
+            "idle_connection",
+            "Maximum time between two requests on a client connection; after that it is closed.",
+            defaults.idle,
+        ),
+        write: time(
+            "write",
+            "Maximum time in which a client reads none of the bytes waiting for it; after that its connection is closed. Slow readers and idle streams are not affected.",
+            defaults.write,
         ),
     }
 }
