@@ -158,9 +158,7 @@ impl InlineCall {
         }
         let defer_after = match planned {
             Plan::Drive(DriveMode::Defer { after } | DriveMode::Ticket { after }) => Some(after),
-            Plan::Drive(DriveMode::Observe { .. } | DriveMode::Inline | DriveMode::Task)
-            | Plan::Relay
-            | Plan::RelayWithoutTask => None,
+            Plan::Drive(DriveMode::Observe { .. } | DriveMode::Inline) => None,
             Plan::Refuse(error) => {
                 return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
             }
