@@ -378,3 +378,484 @@ impl<S: LegacySessionFacts> Planner<'_, S> {
                 || tool.starts_with(TicketToolNames::PREFIX))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        policy::{self, NamePattern, ToolRule},
+        protocol::MessageReader,
+    };
+    use bytes::Bytes;
+    use expect_test::expect;
+
+    const AFTER: Duration = Duration::from_secs(5);
+    const TICKET_AFTER: Duration = Duration::from_secs(3);
+
+    /// Facts about a session, as the look-ups would find them.
+    #[derive(Clone, Copy, Default)]
+    struct SessionState {
+        is_closed: bool,
+        has_cancellable_requests: bool,
+        has_open_input_requests: bool,
+        accepts_unsolicited_tasks: bool,
+        gets_tickets: bool,
+    }
+
+    impl LegacySessionFacts for SessionState {
+        fn is_closed(&self) -> bool {
+            self.is_closed
+        }
+
+        fn has_cancellable_requests(&self) -> bool {
+            self.has_cancellable_requests
+        }
+
+        fn has_open_input_requests(&self) -> bool {
+            self.has_open_input_requests
+        }
+
+        fn accepts_unsolicited_tasks(&self) -> bool {
+            self.accepts_unsolicited_tasks
+        }
+
+        fn ticket_tool(&self, tool: &str) -> Option<(TicketAction, Arc<TicketToolNames>)> {
+            let names = Arc::new(TicketToolNames::choose_unused(|_| false));
+            names.action_of(tool).filter(|_| self.gets_tickets).map(|action| (action, names))
+        }
+
+        fn ticket_grant(&self) -> Option<TicketGrant> {
+            let tickets = policy::TicketPolicy::default();
+            tickets.grant_for(&http::HeaderMap::new(), String::new, None).filter(|_| self.gets_tickets)
+        }
+
+        fn ticket(&self, policy: &ToolPolicy) -> Option<(Duration, TicketOptions)> {
+            let terms = self.ticket_grant()?.terms(policy)?;
+            let names = Arc::new(TicketToolNames::choose_unused(|_| false));
+            Some((terms.after, TicketOptions { names, wait: terms.result_wait }))
+        }
+    }
+
+    /// A route with this mode, and with the mode `rule` for the tool `t`.
+    fn route(mode: Mode, rule: Option<Mode>) -> Route {
+        let rule = rule.map(|mode| ToolRule {
+            matches: NamePattern::new("t"),
+            mode: Some(mode),
+            after: None,
+            rollout: None,
+            ticket: policy::TicketAfter::Inherited,
+            limits: Default::default(),
+            timeout: None,
+            keys: Arc::default(),
+            requires: None,
+        });
+        Route {
+            path: "/mcp".into(),
+            defer: policy::DeferPolicy { mode, after: AFTER, ..Default::default() },
+            tools: rule.into_iter().collect(),
+            principal: policy::PrincipalSource::Authorization,
+            input_policy: policy::InputPolicy::default(),
+            legacy_tasks: policy::LegacyTaskPolicy::default(),
+            resume: policy::ResumePolicy::default(),
+            tickets: policy::TicketPolicy::default(),
+            wait_policy: policy::WaitPolicy::default(),
+            session_headers: Vec::new(),
+            limits: Default::default(),
+            queue: Default::default(),
+            timeout: None,
+            response_headers: Vec::new(),
+            adds_forwarded_header: false,
+            empty_contents_is_error: false,
+        }
+    }
+
+    /// The facts that a test varies; the others are in the body and the route.
+    #[derive(Clone, Copy, Default)]
+    struct Situation {
+        has_task_support: bool,
+        has_limits: bool,
+        is_stopping: bool,
+        session: SessionState,
+    }
+
+    /// The plan for a request with this body, or for a GET or DELETE, and what is read of the body.
+    fn plan_for(body: &str, route: &Route, situation: Situation) -> (LegacyPlan, LegacyPost) {
+        let http_method = match body {
+            "GET" => http::Method::GET,
+            "DELETE" => http::Method::DELETE,
+            _ => http::Method::POST,
+        };
+        let bytes = Bytes::copy_from_slice(body.as_bytes());
+        let message = Frame::parse(bytes.clone());
+        let post = match &message {
+            _ if http_method != http::Method::POST => LegacyPost::default(),
+            Ok(frame) => LegacyPost::from_frame(frame),
+            Err(_) => LegacyPost::read(&mut MessageReader::new(bytes))
+                .unwrap_or_else(|error| LegacyPost::unreadable(body.as_bytes(), error)),
+        };
+        let Situation { has_task_support, has_limits, is_stopping, session } = situation;
+        let request = LegacyRequestFacts {
+            http_method: &http_method,
+            post: &post,
+            message: message.as_ref().ok(),
+            has_task_support,
+            route,
+            membership: &None,
+            has_limits,
+            is_stopping,
+        };
+        (plan_legacy(&request, &session), post)
+    }
+
+    /// The plan as text; before `else` for a server without tasks, behind it for a server with tasks.
+    fn plan_text(body: &str, route: &Route, situation: Situation) -> String {
+        match plan_for(body, route, situation).0 {
+            LegacyPlan::Act(action) => action_text(&action),
+            LegacyPlan::DependsOnServerTasks(branch) => {
+                format!("{} else {}", action_text(&branch.without_tasks), action_text(&branch.with_tasks))
+            }
+        }
+    }
+
+    fn action_text(action: &LegacyAction) -> String {
+        match action {
+            LegacyAction::Relay => "relay".to_owned(),
+            LegacyAction::RelayInitialize => "relay initialize".to_owned(),
+            LegacyAction::RelayToolList { marks_tasks, ticket_grant } => {
+                let marks = if *marks_tasks { ", mark tasks" } else { "" };
+                let tickets = if ticket_grant.is_some() { ", add ticket tools" } else { "" };
+                format!("relay{marks}{tickets}")
+            }
+            LegacyAction::RelayWithoutTask => "relay without task".to_owned(),
+            LegacyAction::DeleteSession => "delete session".to_owned(),
+            LegacyAction::Cancel(_) => "cancel".to_owned(),
+            LegacyAction::ReceiveResponse(_) => "receive".to_owned(),
+            LegacyAction::ServeTask { .. } => "serve task".to_owned(),
+            LegacyAction::ServeTicket { action, .. } => format!("ticket {action:?}"),
+            LegacyAction::Drive { drive: LegacyDrive::Task(_), .. } => "task".to_owned(),
+            LegacyAction::Drive { drive: LegacyDrive::Defer { after, .. }, .. } => format!("task {after:?}"),
+            LegacyAction::Drive { drive: LegacyDrive::Ticket { after, .. }, .. } => {
+                format!("ticket {after:?}")
+            }
+            LegacyAction::Refuse(error) => format!("refuse {}", error.code()),
+            LegacyAction::RefuseClosedSession => "refuse: closed".to_owned(),
+            LegacyAction::RefuseNewWork => "refuse: stopping".to_owned(),
+        }
+    }
+
+    fn request(method: &str, params: &str) -> String {
+        format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}"#)
+    }
+
+    /// Behind the bars: the plan, the plan for a client that accepts unsolicited tasks, and the same two for
+    /// a client that gets tickets. The clients have task support.
+    #[test]
+    fn the_plan_of_a_single_call_in_every_mode() {
+        let calls = [("plain", ""), ("a task", r#","task":{}"#), ("unread", r#","task":5"#)];
+        let mut table = String::new();
+        for mode in Mode::ALL {
+            for (label, task_param) in calls {
+                let columns = [(false, false), (false, true), (true, false), (true, true)];
+                let plans = columns.map(|(gets_tickets, accepts_unsolicited_tasks)| {
+                    let call = request("tools/call", &format!(r#"{{"name":"t"{task_param}}}"#));
+                    let mut route = route(Mode::Auto, Some(mode));
+                    route.wait_policy.ticket_after = gets_tickets.then_some(TICKET_AFTER);
+                    let session =
+                        SessionState { gets_tickets, accepts_unsolicited_tasks, ..Default::default() };
+                    let situation = Situation { has_task_support: true, session, ..Default::default() };
+                    format!("{:29}", plan_text(&call, &route, situation))
+                });
+                let row = format!("{:8} | {label:6} | {}", format!("{mode:?}"), plans.join(" | "));
+                table += &format!("{}\n", row.trim_end());
+            }
+        }
+        expect![[r#"
+            Auto     | plain  | relay                         | task 5s else relay            | ticket 3s                     | task 5s else relay
+            Auto     | a task | task else relay               | task 5s else relay            | task else relay               | task 5s else relay
+            Auto     | unread | refuse -32602 else relay      | refuse -32602 else relay      | refuse -32602 else relay      | refuse -32602 else relay
+            Never    | plain  | relay                         | relay                         | relay                         | relay
+            Never    | a task | refuse -32601 else relay      | relay without task else relay | refuse -32601 else relay      | relay without task else relay
+            Never    | unread | refuse -32602 else relay      | relay without task else relay | refuse -32602 else relay      | relay without task else relay
+            Always   | plain  | relay                         | task 0ns else relay           | ticket 3s                     | task 0ns else relay
+            Always   | a task | task else relay               | task 0ns else relay           | task else relay               | task 0ns else relay
+            Always   | unread | refuse -32602 else relay      | refuse -32602 else relay      | refuse -32602 else relay      | refuse -32602 else relay
+            Required | plain  | refuse -32601 else relay      | task 5s else relay            | refuse -32601 else relay      | task 5s else relay
+            Required | a task | task else relay               | task 5s else relay            | task else relay               | task 5s else relay
+            Required | unread | refuse -32602 else relay      | refuse -32602 else relay      | refuse -32602 else relay      | refuse -32602 else relay
+            Observe  | plain  | relay                         | relay                         | relay                         | relay
+            Observe  | a task | refuse -32601 else relay      | relay without task else relay | refuse -32601 else relay      | relay without task else relay
+            Observe  | unread | refuse -32602 else relay      | relay without task else relay | refuse -32602 else relay      | relay without task else relay
+            Deny     | plain  | refuse -32602                 | refuse -32602                 | refuse -32602                 | refuse -32602
+            Deny     | a task | refuse -32602                 | refuse -32602                 | refuse -32602                 | refuse -32602
+            Deny     | unread | refuse -32602                 | refuse -32602                 | refuse -32602                 | refuse -32602
+        "#]].assert_eq(&table);
+    }
+
+    /// The bodies of all kinds of messages.
+    fn bodies() -> Vec<(&'static str, String)> {
+        let own_request = offer::input_request_id(&crate::task::TaskId::from_entropy([1; 16]), "key");
+        let call = request("tools/call", r#"{"name":"t"}"#);
+        vec![
+            ("initialize", request("initialize", "{}")),
+            ("tools/list", request("tools/list", "{}")),
+            ("call", call.clone()),
+            ("call as a task", request("tools/call", r#"{"name":"t","task":{}}"#)),
+            ("ambiguous call", request("tools/call", r#"{"name":"t","name":"u"}"#)),
+            ("ticket tool", request("tools/call", r#"{"name":"deferral_result"}"#)),
+            ("task, ticket-like tool", request("tools/call", r#"{"name":"deferral_x","task":{}}"#)),
+            ("prompts/get", request("prompts/get", r#"{"name":"p"}"#)),
+            ("ping", request("ping", "{}")),
+            ("tasks/get", request("tasks/get", r#"{"taskId":"x"}"#)),
+            ("tasks/cancel", request("tasks/cancel", r#"{"taskId":"x"}"#)),
+            (
+                "cancellation",
+                r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#.to_owned(),
+            ),
+            ("other notification", r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#.to_owned()),
+            ("response to us", format!(r#"{{"jsonrpc":"2.0","id":{own_request},"result":{{}}}}"#)),
+            ("other response", r#"{"jsonrpc":"2.0","id":1,"result":{}}"#.to_owned()),
+            ("batch of one call", format!("[{call}]")),
+            ("batch with a list", format!("[{},{}]", request("ping", "{}"), request("tools/list", "{}"))),
+            ("unreadable", "{".to_owned()),
+            ("GET", "GET".to_owned()),
+            ("DELETE", "DELETE".to_owned()),
+        ]
+    }
+
+    /// Writes under each kind of message its plans, each with the columns that have it.
+    fn grouped_table(columns: &[(&str, Route, Situation)]) -> String {
+        let (mut table, all) = (String::new(), columns.len());
+        for (label, body) in bodies() {
+            let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
+            for (column, route, situation) in columns {
+                let plan = plan_text(&body, route, *situation);
+                match groups.iter_mut().find(|(other, _)| *other == plan) {
+                    Some((_, columns)) => columns.push(column),
+                    None => groups.push((plan, vec![column])),
+                }
+            }
+            table += &format!("{label}\n");
+            for (plan, columns) in groups {
+                let columns = if columns.len() == all { "all".to_owned() } else { columns.join(", ") };
+                table += &format!("    {plan:35} | {columns}\n");
+            }
+        }
+        table
+    }
+
+    #[test]
+    fn the_plan_of_each_message_on_each_route() {
+        let with_tickets = {
+            let mut route = route(Mode::Auto, None);
+            route.wait_policy.ticket_after = Some(TICKET_AFTER);
+            route
+        };
+        let legacy = Situation::default();
+        let tasks = Situation { has_task_support: true, ..legacy };
+        let tickets = Situation { session: SessionState { gets_tickets: true, ..legacy.session }, ..legacy };
+        let limits = |situation| Situation { has_limits: true, ..situation };
+        let columns = [
+            ("never", route(Mode::Never, None), legacy),
+            ("never+tasks", route(Mode::Never, None), tasks),
+            ("never+limits", route(Mode::Never, None), limits(legacy)),
+            ("never+limits+tasks", route(Mode::Never, None), limits(tasks)),
+            ("auto", route(Mode::Auto, None), legacy),
+            ("auto+tasks", route(Mode::Auto, None), tasks),
+            ("required", route(Mode::Auto, Some(Mode::Required)), legacy),
+            ("required+tasks", route(Mode::Auto, Some(Mode::Required)), tasks),
+            ("denied", route(Mode::Auto, Some(Mode::Deny)), legacy),
+            ("denied+tasks", route(Mode::Auto, Some(Mode::Deny)), tasks),
+            ("tickets", with_tickets, tickets),
+        ];
+        expect![[r#"
+            initialize
+                relay initialize                    | all
+            tools/list
+                relay                               | never, never+tasks, never+limits, never+limits+tasks, auto, required, denied
+                relay, mark tasks else relay        | auto+tasks, required+tasks, denied+tasks
+                relay, add ticket tools             | tickets
+            call
+                relay                               | never, never+tasks, never+limits, never+limits+tasks, auto, auto+tasks
+                refuse -32601 else relay            | required, required+tasks
+                refuse -32602                       | denied, denied+tasks
+                ticket 3s                           | tickets
+            call as a task
+                relay                               | never, never+tasks, never+limits, auto
+                refuse -32601 else relay            | never+limits+tasks, required
+                task else relay                     | auto+tasks, required+tasks
+                refuse -32602                       | denied, denied+tasks
+                ticket 3s                           | tickets
+            ambiguous call
+                relay                               | never, never+tasks, auto, auto+tasks
+                refuse -32602                       | never+limits, never+limits+tasks, denied, denied+tasks
+                refuse -32602 else relay            | required, required+tasks
+                ticket 3s                           | tickets
+            ticket tool
+                relay                               | never, never+tasks, never+limits, never+limits+tasks, auto, auto+tasks, required, required+tasks, denied, denied+tasks
+                ticket Result                       | tickets
+            task, ticket-like tool
+                relay                               | never, never+limits, auto, required, denied
+                refuse -32601 else relay            | never+tasks, never+limits+tasks
+                task else relay                     | auto+tasks, required+tasks, denied+tasks
+                ticket 3s                           | tickets
+            prompts/get
+                relay                               | all
+            ping
+                relay                               | all
+            tasks/get
+                relay                               | never, never+tasks, never+limits, auto, required, denied, tickets
+                serve task else relay               | never+limits+tasks, auto+tasks, required+tasks, denied+tasks
+            tasks/cancel
+                relay                               | never, never+tasks, never+limits, auto, required, denied, tickets
+                serve task else relay               | never+limits+tasks, auto+tasks, required+tasks, denied+tasks
+            cancellation
+                relay                               | never, never+tasks, auto, auto+tasks, tickets
+                cancel                              | never+limits, never+limits+tasks, required, required+tasks, denied, denied+tasks
+            other notification
+                relay                               | all
+            response to us
+                relay                               | never, never+tasks
+                receive                             | never+limits, never+limits+tasks, auto, auto+tasks, required, required+tasks, denied, denied+tasks, tickets
+            other response
+                relay                               | all
+            batch of one call
+                relay                               | never, never+tasks, never+limits, never+limits+tasks, auto, auto+tasks, tickets
+                refuse -32601 else relay            | required, required+tasks
+                refuse -32602                       | denied, denied+tasks
+            batch with a list
+                relay                               | never, never+tasks, never+limits, never+limits+tasks, auto, auto+tasks, required, required+tasks, tickets
+                refuse -32600                       | denied, denied+tasks
+            unreadable
+                relay                               | never, never+tasks, auto, auto+tasks, tickets
+                refuse -32700                       | never+limits, never+limits+tasks, denied, denied+tasks
+                refuse -32700 else relay            | required, required+tasks
+            GET
+                relay                               | all
+            DELETE
+                delete session                      | all
+        "#]].assert_eq(&grouped_table(&columns));
+    }
+
+    #[test]
+    fn the_plan_of_each_message_in_each_state() {
+        let none = Situation { has_task_support: true, ..Situation::default() };
+        let state = |session| Situation { session, ..none };
+        let default = SessionState::default();
+        let columns = [
+            ("none", none),
+            ("closed", state(SessionState { is_closed: true, ..default })),
+            ("stopping", Situation { is_stopping: true, ..none }),
+            (
+                "stopping+tickets",
+                Situation { is_stopping: true, ..state(SessionState { gets_tickets: true, ..default }) },
+            ),
+            ("cancellable", state(SessionState { has_cancellable_requests: true, ..default })),
+            ("input requests", state(SessionState { has_open_input_requests: true, ..default })),
+            ("unsolicited", state(SessionState { accepts_unsolicited_tasks: true, ..default })),
+        ];
+        let columns = columns.map(|(label, situation)| (label, route(Mode::Never, None), situation));
+        expect![[r#"
+            initialize
+                relay initialize                    | none, closed, cancellable, input requests, unsolicited
+                refuse: stopping                    | stopping, stopping+tickets
+            tools/list
+                relay                               | none, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+                refuse: stopping                    | stopping, stopping+tickets
+            call
+                relay                               | none, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+                refuse: stopping                    | stopping, stopping+tickets
+            call as a task
+                relay                               | none, cancellable, input requests
+                refuse: closed                      | closed
+                refuse: stopping                    | stopping, stopping+tickets
+                relay without task else relay       | unsolicited
+            ambiguous call
+                relay                               | none, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+                refuse: stopping                    | stopping, stopping+tickets
+            ticket tool
+                relay                               | none, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+                refuse: stopping                    | stopping
+                ticket Result                       | stopping+tickets
+            task, ticket-like tool
+                refuse -32601 else relay            | none, cancellable, input requests
+                refuse: closed                      | closed
+                refuse: stopping                    | stopping, stopping+tickets
+                relay without task else relay       | unsolicited
+            prompts/get
+                relay                               | none, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+                refuse: stopping                    | stopping, stopping+tickets
+            ping
+                relay                               | none, stopping, stopping+tickets, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+            tasks/get
+                relay                               | none, stopping, stopping+tickets, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+            tasks/cancel
+                relay                               | none, stopping, stopping+tickets, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+            cancellation
+                relay                               | none, stopping, stopping+tickets, input requests, unsolicited
+                refuse: closed                      | closed
+                cancel                              | cancellable
+            other notification
+                relay                               | none, stopping, stopping+tickets, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+            response to us
+                relay                               | none, stopping, stopping+tickets, cancellable, unsolicited
+                refuse: closed                      | closed
+                receive                             | input requests
+            other response
+                relay                               | none, stopping, stopping+tickets, cancellable, unsolicited
+                refuse: closed                      | closed
+                receive                             | input requests
+            batch of one call
+                relay                               | none, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+                refuse: stopping                    | stopping, stopping+tickets
+            batch with a list
+                relay                               | none, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+                refuse: stopping                    | stopping, stopping+tickets
+            unreadable
+                relay                               | none, stopping, stopping+tickets, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+            GET
+                relay                               | none, stopping, stopping+tickets, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+            DELETE
+                delete session                      | none, stopping, stopping+tickets, cancellable, input requests, unsolicited
+                refuse: closed                      | closed
+        "#]].assert_eq(&grouped_table(&columns));
+    }
+
+    #[test]
+    fn a_call_and_a_change_of_a_task_outlive_their_clients() {
+        let session = SessionState { gets_tickets: true, ..Default::default() };
+        let situation = Situation { has_task_support: true, session, ..Default::default() };
+        let outlives = |body: &str| {
+            let (plan, post) = plan_for(body, &route(Mode::Auto, Some(Mode::Required)), situation);
+            plan.outlives_client(&post)
+        };
+        let surviving: Vec<_> =
+            bodies().into_iter().filter(|(_, body)| outlives(body)).map(|(label, _)| label).collect();
+        expect![[r#"
+            [
+                "call",
+                "call as a task",
+                "ambiguous call",
+                "task, ticket-like tool",
+                "prompts/get",
+                "tasks/cancel",
+                "response to us",
+                "other response",
+                "batch of one call",
+            ]
+        "#]]
+        .assert_debug_eq(&surviving);
+    }
+}
