@@ -6,13 +6,11 @@
 //! [`InlineCall`]: the upstream stream is dropped with it, which cancels the call at the server; after the
 //! move, the detached driver sees the closed channel.
 
-use super::{
-    CallDriver, CallForm, CallSpan, CanonicalForm, DetachReason, DriverEvent, canonical::ServerCell,
-};
+use super::{CallDriver, CallForm, CallSpan, CanonicalForm, DetachReason, DriveEvent, canonical::ServerCell};
 use crate::{
-    bridge::{DriveMode, ExchangeAction, Plan, ToolParamHeaders, plan},
+    bridge::{DriveMode, ExchangeAction, Plan, ToolParamHeaders, plan, ticket::TicketOptions},
     dialect::{Call, CallResponse, Caller, modern},
-    policy::Mode,
+    policy::{Mode, ToolPolicy},
     protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
     proxy::{
         CallReply, ReplyItem,
@@ -27,11 +25,15 @@ use crate::{
     },
     runtime::{TaskToken, wait_until},
     upstream::{
-        CallError, CallerIdentity, Deferral, OutgoingCall, ReadyServer, UpstreamDescription, UpstreamEvent,
-        UpstreamEvents, own_ids,
+        CallError, CallTarget, CallerIdentity, Deferral, OutgoingCall, ReadyServer, UpstreamDescription,
+        UpstreamEvent, UpstreamEvents, own_ids,
     },
 };
-use futures_util::{StreamExt, future::ready, stream};
+use futures_util::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, ready},
+    stream,
+};
 use http::{StatusCode, header};
 use std::{
     sync::Arc,
@@ -69,6 +71,30 @@ enum InlineStage {
     },
     /// The reply has been returned.
     Done,
+}
+
+/// A call that has been checked, with what has been decided and prepared for it.
+struct CheckedCall {
+    policy: ToolPolicy,
+    /// The options of the client's ticket; `None` if the client gets a task handle or waits.
+    ticket_options: Option<Box<TicketOptions>>,
+    /// The input responses that came with the call.
+    supplied: InputResponses,
+    began: Instant,
+    /// The threshold, if the call may become a task.
+    defer_after: Option<Duration>,
+    observed: Option<Box<ObservedCall>>,
+    preparation: ServerPreparation,
+}
+
+/// What is known of the server before a call is sent.
+#[derive(Default)]
+struct ServerPreparation {
+    server: ServerCell,
+    /// The target of the call, if it is known without waiting.
+    target: Option<Arc<dyn CallTarget>>,
+    /// Present if the server is still being described.
+    pending: Option<BoxFuture<'static, PrepareResult>>,
 }
 
 /// The outcome of [`prepare`]: the description of the server, or the refusal of the call.
@@ -118,51 +144,20 @@ impl InlineCall {
         // Observed from here on: the client may disconnect before the call is sent.
         let observed = (matches!(planned, Plan::Drive(DriveMode::Observe { .. })) && !is_retry)
             .then(|| ObservedCall::begin(&self.shared, tool, &policy, began));
-        let due = match (&planned, &attempt) {
-            (
-                Plan::Drive(DriveMode::Defer { after } | DriveMode::Ticket { after }),
-                Ok(CallAttempt::Fresh(_) | CallAttempt::Repeat),
-            ) => Some(began + *after),
-            _ => None,
+        let defer_after = match &planned {
+            Plan::Drive(DriveMode::Defer { after } | DriveMode::Ticket { after }) => Some(*after),
+            Plan::Drive(DriveMode::Observe { .. } | DriveMode::Inline) | Plan::Refuse(_) => None,
         };
-        let (mut preparing, mut target) = (None, None);
-        let mut prepared = match is_retry {
-            // The server was described for the first attempt. It may be gone, which the driver of the parked
-            // call detects.
-            true => None,
-            false => self.prepare_cached().map(|prepared| {
-                let ReadyServer { description, calls: call_target } = prepared?;
-                target = Some(call_target);
-                Ok(description)
-            }),
-        };
-        if !is_retry && prepared.is_none() {
-            let prepare = prepare(Arc::clone(&self.shared), Arc::clone(&self.call), Arc::clone(&self.caller));
-            prepared = tokio::select! {
-                biased;
-                prepared = preparing.insert(Box::pin(prepare)) => Some(prepared),
-                () = wait_until(due) => None,
-                () = self.shared.overdue.stopped() => return Err(Box::new(self.closing_reply())),
-            };
-        }
-        if is_retry && self.call.method == Method::ToolsCall {
-            // Boxed: only retries need it, and it would enlarge every waiting call.
-            Box::pin(check_param_headers(&self.shared, &self.call, &self.caller)).await?;
-        }
-        if is_retry || preparing.is_some() {
-            self.upstream_time += self.shared.clock.now() - began;
-        }
-        let server = ServerCell::default();
-        if let Some(prepared) = prepared {
-            server.set_description(prepared?);
-        }
-        let defer_after = match planned {
-            Plan::Drive(DriveMode::Defer { after } | DriveMode::Ticket { after }) => Some(after),
-            Plan::Drive(DriveMode::Observe { .. } | DriveMode::Inline) => None,
-            Plan::Refuse(error) => {
-                return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
+        let preparation = match is_retry {
+            true => self.prepare_retry(began).await?,
+            false => {
+                let due = defer_after.filter(|_| attempt.is_ok()).map(|after| began + after);
+                self.prepare_server(began, due).await?
             }
         };
+        if let Plan::Refuse(error) = planned {
+            return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
+        }
         let supplied = match attempt? {
             CallAttempt::Fresh(responses) => responses,
             CallAttempt::Repeat => InputResponses::default(),
@@ -175,13 +170,69 @@ impl InlineCall {
                 return Ok(());
             }
         };
-        let admission = self.admit(tool)?;
-        // Present if the server is still being described.
-        let pending_preparation = preparing.filter(|_| !server.is_known());
+        let ticket_options = ticket.map(|(_, options)| Box::new(options));
+        self.send(CheckedCall { policy, ticket_options, supplied, began, defer_after, observed, preparation })
+    }
+
+    /// Checks a retry. The server is not described again, because it may be gone, which the driver of the
+    /// parked call detects.
+    ///
+    /// # Errors
+    /// The reply that refuses the call.
+    async fn prepare_retry(&mut self, began: Instant) -> Result<ServerPreparation, Box<CallReply>> {
+        if self.call.method == Method::ToolsCall {
+            // Boxed: only retries need it, and it would enlarge every waiting call.
+            Box::pin(check_param_headers(&self.shared, &self.call, &self.caller)).await?;
+        }
+        self.upstream_time += self.shared.clock.now() - began;
+        Ok(ServerPreparation::default())
+    }
+
+    /// Describes the server, and checks the call against the server's tools; waits until `due` at most.
+    ///
+    /// # Errors
+    /// The reply that refuses the call.
+    async fn prepare_server(
+        &mut self,
+        began: Instant,
+        due: Option<Instant>,
+    ) -> Result<ServerPreparation, Box<CallReply>> {
+        let mut preparation = ServerPreparation::default();
+        if let Some(prepared) = self.prepare_cached() {
+            let ReadyServer { description, calls } = prepared?;
+            preparation.server.set_description(description);
+            preparation.target = Some(calls);
+            return Ok(preparation);
+        }
+        let prepare = prepare(Arc::clone(&self.shared), Arc::clone(&self.call), Arc::clone(&self.caller));
+        let mut preparing = prepare.boxed();
+        let prepared = tokio::select! {
+            biased;
+            prepared = &mut preparing => Some(prepared),
+            () = wait_until(due) => None,
+            () = self.shared.overdue.stopped() => return Err(Box::new(self.closing_reply())),
+        };
+        self.upstream_time += self.shared.clock.now() - began;
+        match prepared {
+            Some(prepared) => preparation.server.set_description(prepared?),
+            None => preparation.pending = Some(preparing),
+        }
+        Ok(preparation)
+    }
+
+    /// Admits and sends a call; the call is then polled in place.
+    ///
+    /// # Errors
+    /// The reply that refuses the call.
+    fn send(&mut self, checked: CheckedCall) -> Result<(), Box<CallReply>> {
+        let CheckedCall { policy, ticket_options, supplied, began, defer_after, observed, preparation } =
+            checked;
+        let ServerPreparation { server, target, pending } = preparation;
+        let admission = self.admit(self.call.target.as_deref().unwrap_or_default())?;
         let span = CallSpan::begin_for_call(&self.shared, &mut self.call);
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let deferral = defer_after.map(|_| Deferral::new(self.shared.ledger.is_durable()));
-        let replies = match (pending_preparation, target) {
+        let replies = match (pending, target) {
             (None, Some(target)) => target.call(own_ids::next_in_pool(), call, deferral.clone()),
             (None, None) => shared.upstream.call(outgoing_call(call, caller, deferral.clone())),
             (Some(preparing), _) => {
@@ -189,10 +240,8 @@ impl InlineCall {
             }
         };
         let tool = call.target.as_deref().unwrap_or_default();
-        let limits = call
-            .method
-            .can_request_input()
-            .then(|| shared.call_limits(tool, caller.principal, deferral.as_ref()));
+        let can_be_limited = call.method.can_request_input();
+        let limits = can_be_limited.then(|| shared.call_limits(tool, caller.principal, deferral.as_ref()));
         let limits = limits.flatten();
         let (replies, dequeued) = match &limits {
             Some(limits) => limits.limit_replies(admission, replies, &shared.clock),
@@ -206,7 +255,7 @@ impl InlineCall {
             missing_capability: None,
             supplied,
             deferral,
-            ticket_options: ticket.map(|(_, options)| Box::new(options)),
+            ticket_options,
             progress: None,
             began,
         };
@@ -254,77 +303,53 @@ impl InlineCall {
     async fn step(&mut self) -> Option<ReplyItem> {
         let InlineStage::Inline { driver } = &mut self.stage else { return None };
         let began = self.shared.clock.now();
-        let driver_event = driver.next_event().await;
+        let event = driver.next_inline_event().await;
         let now = self.shared.clock.now();
         self.upstream_time += now - began;
         driver.stop_making_tasks();
         driver.exchange.observe_time(now);
-        match driver_event {
-            DriverEvent::Server(UpstreamEvent::Notification(frame)) => {
-                if let CallForm::Canonical(canonical) = &mut driver.form {
-                    canonical.remember_progress(&frame);
-                }
+        let CallForm::Canonical(canonical) = &mut driver.form else { return None };
+        match event {
+            DriveEvent::Server(UpstreamEvent::Notification(frame)) => {
+                canonical.remember_progress(&frame);
                 return modern::translate_notification(&self.call, &frame).map(ReplyItem::Notification);
             }
-            DriverEvent::Server(
+            DriveEvent::Server(
                 event @ (UpstreamEvent::ServerRequest(_) | UpstreamEvent::InputRequired(_)),
             ) => {
-                if let CallForm::Canonical(canonical) = &mut driver.form
-                    && let Some(reason) = canonical.detach_reason(&self.shared.route.path, event)
-                {
+                if let Some(reason) = canonical.detach_reason(&self.shared.route.path, event) {
                     self.detach(reason);
                 }
                 return None;
             }
-            DriverEvent::Server(UpstreamEvent::RequestCancelled { .. }) | DriverEvent::Dequeued => {}
-            DriverEvent::Server(UpstreamEvent::Final(response)) => driver.end(CallEnd::Response(response)),
-            DriverEvent::Server(UpstreamEvent::Lost(call_error)) => driver.end(CallEnd::Lost(call_error)),
-            DriverEvent::Due => driver.exchange.handle_timeout(now),
-            DriverEvent::Draining => driver.exchange.handle_drain(now),
-            DriverEvent::Overdue => driver.end(CallEnd::Lost(CallError::Closing)),
-            DriverEvent::Stored(_)
-            | DriverEvent::Written(..)
-            | DriverEvent::Sent
-            | DriverEvent::ClientDisconnected(_)
-            | DriverEvent::Committed(_)
-            | DriverEvent::Received(_)
-            | DriverEvent::Streams(_)
-            | DriverEvent::RecordChanged
-            | DriverEvent::WriteDue
-            | DriverEvent::ResumePoint(_)
-            | DriverEvent::Stopping => unreachable!("only detached calls have this event"),
+            DriveEvent::Server(UpstreamEvent::RequestCancelled { .. }) | DriveEvent::Dequeued => {}
+            DriveEvent::Server(UpstreamEvent::Final(response)) => driver.end(CallEnd::Response(response)),
+            DriveEvent::Server(UpstreamEvent::Lost(call_error)) => driver.end(CallEnd::Lost(call_error)),
+            DriveEvent::Due => driver.exchange.handle_timeout(now),
+            DriveEvent::Draining => driver.exchange.handle_drain(now),
+            DriveEvent::Overdue => driver.end(CallEnd::Lost(CallError::Closing)),
         }
-        match driver.exchange.poll_action() {
-            None => None,
-            Some(ExchangeAction::Reply(end)) => {
-                let CallForm::Canonical(canonical) = &driver.form else { return None };
-                let mut reply = canonical.reply(&self.shared, &self.call, end);
-                if self.call.method == Method::ToolsList {
-                    ticket_call::add_ticket_tools(&self.shared, &self.call, &self.caller, &mut reply);
-                }
-                if let Some(observed) = &mut driver.observed {
-                    observed.record_outcome(reply.summary.outcome);
-                }
-                Some(self.final_reply(reply))
-            }
-            Some(ExchangeAction::Store) => {
-                self.detach(DetachReason::Store);
+        match driver.exchange.poll_action()? {
+            ExchangeAction::Reply(end) => self.end_reply(end),
+            action => {
+                self.detach(DetachReason::Action(action));
                 None
             }
-            Some(
-                ExchangeAction::RequestInput(_)
-                | ExchangeAction::RequestOnStream(_)
-                | ExchangeAction::ReplyTask
-                | ExchangeAction::RequestInTask(_)
-                | ExchangeAction::Withdraw(_)
-                | ExchangeAction::RetryUpstream
-                | ExchangeAction::Decline(_)
-                | ExchangeAction::ExpireInput(_)
-                | ExchangeAction::StoreResult(_)
-                | ExchangeAction::RemoveTask
-                | ExchangeAction::CancelUpstream,
-            ) => unreachable!("the call is detached first, and a disconnect drops it"),
         }
+    }
+
+    /// Ends the stream of messages with the reply for this end of the call.
+    fn end_reply(&mut self, end: CallEnd) -> Option<ReplyItem> {
+        let InlineStage::Inline { driver } = &mut self.stage else { return None };
+        let CallForm::Canonical(canonical) = &driver.form else { return None };
+        let mut reply = canonical.reply(&self.shared, &self.call, end);
+        if self.call.method == Method::ToolsList {
+            ticket_call::add_ticket_tools(&self.shared, &self.call, &self.caller, &mut reply);
+        }
+        if let Some(observed) = &mut driver.observed {
+            observed.record_outcome(reply.summary.outcome);
+        }
+        Some(self.final_reply(reply))
     }
 
     /// Moves the call to a runtime task of its own, which first handles the reason for the move.
@@ -413,7 +438,7 @@ fn outgoing_call(call: &Arc<Call>, caller: &Caller, deferral: Option<Deferral>) 
 /// The upstream events of a call that becomes a task while its server is still being described: the call is
 /// sent once `preparing` resolves. A failed check ends the call.
 fn call_when_prepared(
-    preparing: impl Future<Output = PrepareResult> + Send + 'static,
+    preparing: BoxFuture<'static, PrepareResult>,
     shared: &Arc<RouteContext>,
     call: &Arc<Call>,
     caller: &Arc<Caller>,
