@@ -25,14 +25,7 @@ pub enum LegacyPlan {
     /// Carry out this action.
     Act(LegacyAction),
     /// The action depends on whether the server has tasks of its own.
-    DependsOnServerTasks(Box<ServerTasksBranch>),
-}
-
-/// The actions of a plan that depends on whether the server has tasks of its own.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerTasksBranch {
-    pub with_tasks: LegacyAction,
-    pub without_tasks: LegacyAction,
+    DependsOnServerTasks { with_tasks: Box<LegacyAction>, without_tasks: Box<LegacyAction> },
 }
 
 /// How a request of a legacy client is handled.
@@ -146,15 +139,15 @@ pub fn plan_legacy(request: &LegacyRequestFacts<'_>, session: &impl LegacySessio
     if !is_initialize && session.is_closed() {
         return LegacyPlan::Act(LegacyAction::RefuseClosedSession);
     }
-    let ticket_tool = match messages {
-        [ClientMessage::Request { method: Method::ToolsCall, target: Some(tool), .. }]
+    let ticket_call = match messages {
+        [ClientMessage::Request { id, method: Method::ToolsCall, target: Some(tool) }]
             if tool.starts_with(TicketToolNames::PREFIX) =>
         {
-            session.ticket_tool(tool)
+            session.ticket_tool(tool).map(|(action, names)| (id.clone(), action, names))
         }
         _ => None,
     };
-    if request.is_stopping && ticket_tool.is_none() && messages.iter().any(is_new_work) {
+    if request.is_stopping && ticket_call.is_none() && messages.iter().any(is_new_work) {
         return LegacyPlan::Act(LegacyAction::RefuseNewWork);
     }
     if *request.http_method == http::Method::DELETE {
@@ -164,10 +157,13 @@ pub fn plan_legacy(request: &LegacyRequestFacts<'_>, session: &impl LegacySessio
     let is_restricted = is_post && (request.has_limits || request.route.has_denied_tools());
     let requires_tasks = is_post && request.route.has_required_tasks(request.membership);
     // A ticket tool is the proxy's own; the rules for the server's tools do not apply.
-    if let Some(error) = is_restricted.then(|| find_denied(request, ticket_tool.is_some())).flatten() {
+    if let Some(error) = is_restricted.then(|| find_denied(request, ticket_call.is_some())).flatten() {
         return LegacyPlan::Act(LegacyAction::Refuse(error));
     }
-    let plan = Planner { request, session, is_checked: is_restricted || requires_tasks }.plan(ticket_tool);
+    let plan = match ticket_call.filter(|_| request.message.is_some()) {
+        Some((id, action, names)) => LegacyPlan::Act(LegacyAction::ServeTicket { id, action, names }),
+        None => Planner { request, session, is_checked: is_restricted || requires_tasks }.plan(),
+    };
     match requires_tasks.then(|| find_required(request)).flatten() {
         Some(error) => LegacyPlan::branch(plan.resolve(true), LegacyAction::Refuse(error)),
         None => plan,
@@ -204,10 +200,7 @@ fn find_denied(request: &LegacyRequestFacts<'_>, is_ticket_call: bool) -> Option
             let text = "a batch on this route must not hold tools/list (mode: deny); send it on its own";
             Some(ErrorObject::new(code::INVALID_REQUEST, text))
         }
-        ClientMessage::Request { .. }
-        | ClientMessage::Notification(_)
-        | ClientMessage::Cancelled(_)
-        | ClientMessage::Response(_) => None,
+        _ => None,
     })
 }
 
@@ -229,15 +222,15 @@ fn find_required(request: &LegacyRequestFacts<'_>) -> Option<ErrorObject> {
 
 impl LegacyPlan {
     fn branch(with_tasks: LegacyAction, without_tasks: LegacyAction) -> Self {
-        Self::DependsOnServerTasks(Box::new(ServerTasksBranch { with_tasks, without_tasks }))
+        Self::DependsOnServerTasks { with_tasks: with_tasks.into(), without_tasks: without_tasks.into() }
     }
 
     /// Returns the action, given whether the server has tasks of its own.
     pub fn resolve(self, server_has_tasks: bool) -> LegacyAction {
         match self {
             Self::Act(action) => action,
-            Self::DependsOnServerTasks(branch) if server_has_tasks => branch.with_tasks,
-            Self::DependsOnServerTasks(branch) => branch.without_tasks,
+            Self::DependsOnServerTasks { with_tasks, .. } if server_has_tasks => *with_tasks,
+            Self::DependsOnServerTasks { without_tasks, .. } => *without_tasks,
         }
     }
 
@@ -246,16 +239,15 @@ impl LegacyPlan {
     pub fn outlives_client(&self, post: &LegacyPost) -> bool {
         let action = match self {
             Self::Act(action) => action,
-            Self::DependsOnServerTasks(branch) => &branch.with_tasks,
+            Self::DependsOnServerTasks { with_tasks, .. } => with_tasks,
         };
-        let is_task_change = || {
-            matches!(
-                &post.messages[..],
-                [ClientMessage::Request { method: Method::TasksCancel, .. }
-                    | ClientMessage::Response(Some(_))]
-            )
-        };
-        !matches!(action, LegacyAction::ServeTicket { .. }) && (post.can_request_input() || is_task_change())
+        match &post.messages[..] {
+            _ if matches!(action, LegacyAction::ServeTicket { .. }) => false,
+            [
+                ClientMessage::Request { method: Method::TasksCancel, .. } | ClientMessage::Response(Some(_)),
+            ] => true,
+            _ => post.can_request_input(),
+        }
     }
 }
 
@@ -263,13 +255,13 @@ impl LegacyPlan {
 
 impl<S: LegacySessionFacts> Planner<'_, S> {
     /// Returns the plan for messages that may reach the server.
-    fn plan(&self, ticket_tool: Option<(TicketAction, Arc<TicketToolNames>)>) -> LegacyPlan {
+    fn plan(&self) -> LegacyPlan {
         let (request, session) = (self.request, self.session);
         match &request.post.messages[..] {
             [ClientMessage::Request { id, method, target }] => match method {
                 Method::Initialize => LegacyPlan::Act(LegacyAction::RelayInitialize),
                 Method::ToolsList => self.plan_tool_list(),
-                Method::ToolsCall => self.plan_call(id, target.as_deref().unwrap_or_default(), ticket_tool),
+                Method::ToolsCall => self.plan_call(id, target.as_deref().unwrap_or_default()),
                 method
                     if method.is_legacy_task_method()
                         && request.has_task_support
@@ -284,7 +276,8 @@ impl<S: LegacySessionFacts> Planner<'_, S> {
                 LegacyPlan::Act(LegacyAction::Cancel(id.clone()))
             }
             [ClientMessage::Response(Some(id))]
-                if self.knows_task_requests() && offer::is_own_input_request(id)
+                if offer::is_own_input_request(id)
+                    && (self.is_checked || request.route.has_tasks() || request.route.has_tickets())
                     || session.has_open_input_requests() =>
             {
                 LegacyPlan::Act(LegacyAction::ReceiveResponse(id.clone()))
@@ -293,40 +286,26 @@ impl<S: LegacySessionFacts> Planner<'_, S> {
         }
     }
 
-    /// Whether the id of an input request can be that of a task of this route.
-    fn knows_task_requests(&self) -> bool {
-        self.is_checked || self.request.route.has_tasks() || self.request.route.has_tickets()
-    }
-
     fn plan_tool_list(&self) -> LegacyPlan {
         let ticket_grant = self.session.ticket_grant();
         let relay = match ticket_grant {
             Some(_) => LegacyAction::RelayToolList { marks_tasks: false, ticket_grant },
             None => LegacyAction::Relay,
         };
-        match self.request.has_task_support && self.request.route.can_offer_tasks(self.request.membership) {
-            true => {
-                LegacyPlan::branch(relay, LegacyAction::RelayToolList { marks_tasks: true, ticket_grant })
-            }
-            false => LegacyPlan::Act(relay),
+        if !self.request.has_task_support || !self.request.route.can_offer_tasks(self.request.membership) {
+            return LegacyPlan::Act(relay);
         }
+        LegacyPlan::branch(relay, LegacyAction::RelayToolList { marks_tasks: true, ticket_grant })
     }
 
     /// Returns the plan for a single `tools/call`. A server with tasks of its own receives the call unchanged
     /// (2025-11-25, *Tasks, Tool-Level Negotiation*), except from clients without task support, which may get
     /// tickets: to them the server's tasks are irrelevant.
-    fn plan_call(
-        &self,
-        id: &RequestId,
-        tool: &str,
-        ticket_tool: Option<(TicketAction, Arc<TicketToolNames>)>,
-    ) -> LegacyPlan {
+    fn plan_call(&self, id: &RequestId, tool: &str) -> LegacyPlan {
         let (request, session) = (self.request, self.session);
-        let Some(message) = request.message else { return LegacyPlan::Act(LegacyAction::Relay) };
-        if let Some((action, names)) = ticket_tool {
-            return LegacyPlan::Act(LegacyAction::ServeTicket { id: id.clone(), action, names });
-        }
-        let Some(params) = message.params() else { return LegacyPlan::Act(LegacyAction::Relay) };
+        let Some(params) = request.message.and_then(Frame::params) else {
+            return LegacyPlan::Act(LegacyAction::Relay);
+        };
         let accepts_unsolicited = request.has_task_support && session.accepts_unsolicited_tasks();
         let task_param = match accepts_unsolicited || self.reads_task_param(tool) {
             true => offer::read_task_param(params),
@@ -511,8 +490,8 @@ mod tests {
     fn plan_text(body: &str, route: &Route, situation: Situation) -> String {
         match plan_for(body, route, situation).0 {
             LegacyPlan::Act(action) => action_text(&action),
-            LegacyPlan::DependsOnServerTasks(branch) => {
-                format!("{} else {}", action_text(&branch.without_tasks), action_text(&branch.with_tasks))
+            LegacyPlan::DependsOnServerTasks { with_tasks, without_tasks } => {
+                format!("{} else {}", action_text(&without_tasks), action_text(&with_tasks))
             }
         }
     }

@@ -37,6 +37,6 @@ pub mod tool_list;
 pub use exchange::{Exchange, ExchangeAction};
 pub use legacy_plan::{LegacyAction, LegacyDrive, LegacyPlan, plan_legacy};
 pub use outbox::TaskOutbox;
-pub use plan::{DriveMode, Plan, plan};
+pub use plan::{DriveMode, plan};
 pub use relay::ResponseRelay;
 pub use tool_list::ToolParamHeaders;

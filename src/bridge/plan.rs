@@ -10,16 +10,7 @@ use crate::{
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// How a call is handled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Plan {
-    /// The proxy makes the call itself, and tracks it to its end.
-    Drive(DriveMode),
-    /// Refuse the call with this error before anything is sent.
-    Refuse(ErrorObject),
-}
-
-/// When a call that the proxy makes becomes a task.
+/// When a call that the proxy makes, and tracks to its end, becomes a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriveMode {
     /// The call never becomes a task: the client waits for the response.
@@ -33,37 +24,44 @@ pub enum DriveMode {
     Ticket { after: Duration },
 }
 
-/// Returns the plan for a call of a client of 2026-07-28. [`Mode`] describes the effect of each mode.
+/// Returns how a call of a client of 2026-07-28 is made. [`Mode`] describes the effect of each mode.
 ///
 /// Only `tools/call` ever becomes a task (tasks extension, *Supported Methods*), and only for a client that
 /// declares the extension on this very request (*Capability Negotiation*). `ticket_after` is the time after
 /// which any other client gets a ticket instead of the result; `None` if it may not get one.
-pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket_after: Option<Duration>) -> Plan {
+///
+/// # Errors
+/// The error with which the call is refused before anything is sent.
+pub fn plan(
+    call: &Call,
+    caller: &Caller,
+    policy: &ToolPolicy,
+    ticket_after: Option<Duration>,
+) -> Result<DriveMode, ErrorObject> {
     if call.method != Method::ToolsCall {
-        return Plan::Drive(DriveMode::Inline);
+        return Ok(DriveMode::Inline);
     }
     if policy.mode == Mode::Deny {
-        return Plan::Refuse(denied_error(call.target.as_deref().unwrap_or_default()));
+        return Err(denied_error(call.target.as_deref().unwrap_or_default()));
     }
     if let Some(missing) = policy.requires.as_ref().and_then(|required| caller.capabilities.missing(required))
     {
         let tool = call.target.as_deref().unwrap_or_default();
-        return Plan::Refuse(ErrorObject::missing_capability(
+        return Err(ErrorObject::missing_capability(
             format!("The tool {tool} needs capabilities this client did not declare"),
             &missing,
         ));
     }
     match (policy.mode, caller.capabilities.declares_tasks()) {
         (Mode::Auto | Mode::Required | Mode::Always, true) => {
-            Plan::Drive(DriveMode::Defer { after: deferral_threshold(policy) })
+            Ok(DriveMode::Defer { after: deferral_threshold(policy) })
         }
-        (Mode::Observe, _) => Plan::Drive(DriveMode::Observe { after: policy.after }),
-        (Mode::Never | Mode::Deny, _) => Plan::Drive(DriveMode::Inline),
-        (Mode::Required, false) => Plan::Refuse(tasks_required_error()),
-        (Mode::Auto | Mode::Always, false) => Plan::Drive(match ticket_after {
-            Some(after) => DriveMode::Ticket { after },
-            None => DriveMode::Inline,
-        }),
+        (Mode::Observe, _) => Ok(DriveMode::Observe { after: policy.after }),
+        (Mode::Never | Mode::Deny, _) => Ok(DriveMode::Inline),
+        (Mode::Required, false) => Err(tasks_required_error()),
+        (Mode::Auto | Mode::Always, false) => {
+            Ok(ticket_after.map_or(DriveMode::Inline, |after| DriveMode::Ticket { after }))
+        }
     }
 }
 
@@ -113,10 +111,10 @@ mod tests {
         ToolPolicy { mode, after: Duration::from_secs(5), ..ToolPolicy::default() }
     }
 
-    fn format_plan(plan: Plan) -> String {
+    fn format_plan(plan: Result<DriveMode, ErrorObject>) -> String {
         match plan {
-            Plan::Drive(drive) => format!("{drive:?}"),
-            Plan::Refuse(error) => format!("refuse {}", error.code()),
+            Ok(drive) => format!("{drive:?}"),
+            Err(error) => format!("refuse {}", error.code()),
         }
     }
 

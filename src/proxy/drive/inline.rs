@@ -8,7 +8,7 @@
 
 use super::{CallDriver, CallForm, CallSpan, CanonicalForm, DetachReason, DriveEvent, canonical::ServerCell};
 use crate::{
-    bridge::{DriveMode, ExchangeAction, Plan, ToolParamHeaders, plan, ticket::TicketOptions},
+    bridge::{DriveMode, ExchangeAction, ToolParamHeaders, plan, ticket::TicketOptions},
     dialect::{Call, CallResponse, Caller, modern},
     policy::{Mode, ToolPolicy},
     protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
@@ -73,20 +73,6 @@ enum InlineStage {
     Done,
 }
 
-/// A call that has been checked, with what has been decided and prepared for it.
-struct CheckedCall {
-    policy: ToolPolicy,
-    /// The options of the client's ticket; `None` if the client gets a task handle or waits.
-    ticket_options: Option<Box<TicketOptions>>,
-    /// The input responses that came with the call.
-    supplied: InputResponses,
-    began: Instant,
-    /// The threshold, if the call may become a task.
-    defer_after: Option<Duration>,
-    observed: Option<Box<ObservedCall>>,
-    preparation: ServerPreparation,
-}
-
 /// What is known of the server before a call is sent.
 #[derive(Default)]
 struct ServerPreparation {
@@ -99,10 +85,6 @@ struct ServerPreparation {
 
 /// The outcome of [`prepare`]: the description of the server, or the refusal of the call.
 type PrepareResult = Result<Arc<UpstreamDescription>, Box<CallReply>>;
-
-/// The outcome of [`InlineCall::prepare_cached`]: the description of the server with the target for calls, or
-/// the refusal of the call.
-type CachedPrepareResult = Result<ReadyServer, Box<CallReply>>;
 
 // === impl InlineCall ===
 
@@ -142,22 +124,29 @@ impl InlineCall {
         // A retry waits for its parked call, whatever the state of the server.
         let is_retry = matches!(attempt, Ok(CallAttempt::Retry(..)));
         // Observed from here on: the client may disconnect before the call is sent.
-        let observed = (matches!(planned, Plan::Drive(DriveMode::Observe { .. })) && !is_retry)
+        let observed = (matches!(planned, Ok(DriveMode::Observe { .. })) && !is_retry)
             .then(|| ObservedCall::begin(&self.shared, tool, &policy, began));
         let defer_after = match &planned {
-            Plan::Drive(DriveMode::Defer { after } | DriveMode::Ticket { after }) => Some(*after),
-            Plan::Drive(DriveMode::Observe { .. } | DriveMode::Inline) | Plan::Refuse(_) => None,
+            Ok(DriveMode::Defer { after } | DriveMode::Ticket { after }) => Some(*after),
+            Ok(DriveMode::Observe { .. } | DriveMode::Inline) | Err(_) => None,
         };
         let preparation = match is_retry {
-            true => self.prepare_retry(began).await?,
+            // The server was described for the first attempt. It may be gone, which the driver of the parked
+            // call detects.
+            true => {
+                if self.call.method == Method::ToolsCall {
+                    // Boxed: only retries need it, and it would enlarge every waiting call.
+                    Box::pin(check_param_headers(&self.shared, &self.call, &self.caller)).await?;
+                }
+                self.upstream_time += self.shared.clock.now() - began;
+                ServerPreparation::default()
+            }
             false => {
                 let due = defer_after.filter(|_| attempt.is_ok()).map(|after| began + after);
                 self.prepare_server(began, due).await?
             }
         };
-        if let Plan::Refuse(error) = planned {
-            return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
-        }
+        planned.map_err(|error| Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)))?;
         let supplied = match attempt? {
             CallAttempt::Fresh(responses) => responses,
             CallAttempt::Repeat => InputResponses::default(),
@@ -171,21 +160,7 @@ impl InlineCall {
             }
         };
         let ticket_options = ticket.map(|(_, options)| Box::new(options));
-        self.send(CheckedCall { policy, ticket_options, supplied, began, defer_after, observed, preparation })
-    }
-
-    /// Checks a retry. The server is not described again, because it may be gone, which the driver of the
-    /// parked call detects.
-    ///
-    /// # Errors
-    /// The reply that refuses the call.
-    async fn prepare_retry(&mut self, began: Instant) -> Result<ServerPreparation, Box<CallReply>> {
-        if self.call.method == Method::ToolsCall {
-            // Boxed: only retries need it, and it would enlarge every waiting call.
-            Box::pin(check_param_headers(&self.shared, &self.call, &self.caller)).await?;
-        }
-        self.upstream_time += self.shared.clock.now() - began;
-        Ok(ServerPreparation::default())
+        self.send(preparation, supplied, (policy, ticket_options), (defer_after, began), observed)
     }
 
     /// Describes the server, and checks the call against the server's tools; waits until `due` at most.
@@ -197,12 +172,8 @@ impl InlineCall {
         began: Instant,
         due: Option<Instant>,
     ) -> Result<ServerPreparation, Box<CallReply>> {
-        let mut preparation = ServerPreparation::default();
         if let Some(prepared) = self.prepare_cached() {
-            let ReadyServer { description, calls } = prepared?;
-            preparation.server.set_description(description);
-            preparation.target = Some(calls);
-            return Ok(preparation);
+            return prepared;
         }
         let prepare = prepare(Arc::clone(&self.shared), Arc::clone(&self.call), Arc::clone(&self.caller));
         let mut preparing = prepare.boxed();
@@ -213,6 +184,7 @@ impl InlineCall {
             () = self.shared.overdue.stopped() => return Err(Box::new(self.closing_reply())),
         };
         self.upstream_time += self.shared.clock.now() - began;
+        let mut preparation = ServerPreparation::default();
         match prepared {
             Some(prepared) => preparation.server.set_description(prepared?),
             None => preparation.pending = Some(preparing),
@@ -224,9 +196,14 @@ impl InlineCall {
     ///
     /// # Errors
     /// The reply that refuses the call.
-    fn send(&mut self, checked: CheckedCall) -> Result<(), Box<CallReply>> {
-        let CheckedCall { policy, ticket_options, supplied, began, defer_after, observed, preparation } =
-            checked;
+    fn send(
+        &mut self,
+        preparation: ServerPreparation,
+        supplied: InputResponses,
+        (policy, ticket_options): (ToolPolicy, Option<Box<TicketOptions>>),
+        (defer_after, began): (Option<Duration>, Instant),
+        observed: Option<Box<ObservedCall>>,
+    ) -> Result<(), Box<CallReply>> {
         let ServerPreparation { server, target, pending } = preparation;
         let admission = self.admit(self.call.target.as_deref().unwrap_or_default())?;
         let span = CallSpan::begin_for_call(&self.shared, &mut self.call);
@@ -285,9 +262,10 @@ impl InlineCall {
 
     /// Does the work of [`prepare`] without waiting, which is possible for nearly every call; `None`
     /// otherwise.
-    fn prepare_cached(&self) -> Option<CachedPrepareResult> {
+    fn prepare_cached(&self) -> Option<Result<ServerPreparation, Box<CallReply>>> {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
-        let server = shared.upstream.ready_server(&CallerIdentity::from_caller(caller))?;
+        let ReadyServer { description, calls } =
+            shared.upstream.ready_server(&CallerIdentity::from_caller(caller))?;
         if call.method == Method::ToolsCall
             && let Err(refusal) = shared.peek_tool_list(caller, |param_headers| {
                 param_headers.map_or(Ok(()), |param_headers| compare_param_headers(call, param_headers))
@@ -295,7 +273,9 @@ impl InlineCall {
         {
             return Some(Err(refusal));
         }
-        Some(Ok(server))
+        let server = ServerCell::default();
+        server.set_description(description);
+        Some(Ok(ServerPreparation { server, target: Some(calls), pending: None }))
     }
 
     /// Waits for one event of the call that is polled in place, and handles it. Returns the resulting message

@@ -365,7 +365,8 @@ impl CallDriver {
     async fn next_inline_event(&mut self) -> DriveEvent {
         let (due, _) = self.next_due();
         let Self { shared, exchange, replies, dequeued, .. } = self;
-        next_drive_event(shared, exchange, (replies, dequeued), true, due).await
+        let is_read = exchange.is_awaiting_server();
+        next_drive_event(shared, exchange, (replies, dequeued), is_read, due).await
     }
 
     /// Waits for the next event of a detached call.
@@ -375,12 +376,13 @@ impl CallDriver {
         let Self { shared, exchange, replies, dequeued, detached, form, .. } = self;
         let clock = &shared.clock;
         // The server is not read while the clients do not read their messages.
-        let is_read = detached.as_mut().is_none_or(|detached| {
-            // The messages of a task go to the task's streams, not to waiting requests.
-            (!has_waiting_client || !detached.unsent.are_all_blocked(&detached.waiters))
-                && detached.writes.len() < MAX_OPEN
-                && detached.streams.as_mut().is_none_or(|streams| !streams.has_backlog(|| clock.now()))
-        });
+        let is_read = exchange.is_awaiting_server()
+            && detached.as_mut().is_none_or(|detached| {
+                // The messages of a task go to the task's streams, not to waiting requests.
+                (!has_waiting_client || !detached.unsent.are_all_blocked(&detached.waiters))
+                    && detached.writes.len() < MAX_OPEN
+                    && detached.streams.as_mut().is_none_or(|streams| !streams.has_backlog(|| clock.now()))
+            });
         let (detached, deferral, now) = (detached.as_deref_mut(), form.deferral(), || clock.now());
         tokio::select! {
             // Handle client events first: a message to a client that disconnected or cancelled would be
@@ -411,7 +413,6 @@ impl CallDriver {
         self.stop_making_tasks();
         self.exchange.observe_time(now);
         match event {
-            DetachedEvent::Drive(event) => self.handle_drive_event(event, now),
             DetachedEvent::Stored(stored) => {
                 let is_stored = stored.is_ok();
                 let detached = self.detached();
@@ -448,30 +449,27 @@ impl CallDriver {
                 }
             }
             DetachedEvent::RecordChanged => self.send_status(),
-            DetachedEvent::WriteDue => {
-                let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
-                if is_due(self.detached().progress.due()) {
-                    self.queue_progress();
-                }
-                if is_due(self.detached().anchor.as_ref().and_then(|anchor_state| anchor_state.due())) {
-                    self.queue_anchor();
-                }
-            }
+            DetachedEvent::WriteDue => self.queue_due_writes(now),
             DetachedEvent::ResumePoint(anchor) => self.set_resume_point(anchor),
+            DetachedEvent::Drive(DriveEvent::Server(event)) => self.handle_server_event(event),
+            DetachedEvent::Drive(DriveEvent::Due) => self.handle_due(now),
+            DetachedEvent::Drive(DriveEvent::Dequeued) => self.set_status_message(RUNNING_MESSAGE, now),
+            DetachedEvent::Drive(DriveEvent::Draining) => self.exchange.handle_drain(now),
+            DetachedEvent::Drive(DriveEvent::Overdue) if self.exchange.phase() == ExchangePhase::Parked => {
+                self.exchange.handle_shutdown(now)
+            }
+            DetachedEvent::Drive(DriveEvent::Overdue) => self.end(CallEnd::Lost(CallError::Closing)),
         }
     }
 
-    /// Handles an event of a detached call that calls polled in place have as well.
-    fn handle_drive_event(&mut self, event: DriveEvent, now: Instant) {
-        match event {
-            DriveEvent::Server(event) => self.handle_server_event(event),
-            DriveEvent::Due => self.handle_due(now),
-            DriveEvent::Dequeued => self.set_status_message(RUNNING_MESSAGE, now),
-            DriveEvent::Draining => self.exchange.handle_drain(now),
-            DriveEvent::Overdue if self.exchange.phase() == ExchangePhase::Parked => {
-                self.exchange.handle_shutdown(now)
-            }
-            DriveEvent::Overdue => self.end(CallEnd::Lost(CallError::Closing)),
+    /// Queues the pending writes that are due: of progress, and of the anchor.
+    fn queue_due_writes(&mut self, now: Instant) {
+        let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
+        if is_due(self.detached().progress.due()) {
+            self.queue_progress();
+        }
+        if is_due(self.detached().anchor.as_ref().and_then(|anchor_state| anchor_state.due())) {
+            self.queue_anchor();
         }
     }
 
@@ -919,7 +917,6 @@ fn next_drive_event<'a>(
     is_read: bool,
     due: Option<Instant>,
 ) -> impl Future<Output = DriveEvent> + use<'a> {
-    let is_read = is_read && exchange.is_awaiting_server();
     // At the end of the drain time the call ends, which cancels it at the server, or is left to the next
     // process.
     let can_be_overdue = exchange.phase() == ExchangePhase::Parked || exchange.is_outcome_open();

@@ -27,14 +27,13 @@ use super::{
     },
     reply::{self, shutdown_error},
     route_context::RouteContext,
-    session::{LegacyClient, ResponseOwner},
+    session::LegacyClient,
     tickets::legacy_call,
 };
 use crate::{
     bridge::{LegacyAction, LegacyDrive, LegacyPlan, offer, plan_legacy},
     policy::TicketGrant,
     protocol::{ErrorObject, Frame, RequestId},
-    task::TaskId,
     telemetry::RequestOutcome,
 };
 use detach_on_drop::{DetachOnDrop, DispatchFlag};
@@ -54,27 +53,30 @@ pub(super) async fn serve(shared: Arc<RouteContext>, request: LegacyRequest) -> 
     // The future is boxed, so that it does not enlarge that of a relayed request.
     let (drain, dispatch_flag) = (shared.stopping.clone(), DispatchFlag::default());
     let outlives_client = plan.outlives_client(&request.post);
-    let serving = carry_out(shared, client, request, plan, dispatch_flag.clone());
+    let flag = dispatch_flag.clone();
+    let serving = async move {
+        let action = match plan {
+            LegacyPlan::Act(action) => action,
+            plan @ LegacyPlan::DependsOnServerTasks { .. } => {
+                plan.resolve(shared.server_has_tasks(client.principal, &request.headers).await)
+            }
+        };
+        carry_out(shared, client, request, action, flag).await
+    };
     match outlives_client {
         true => DetachOnDrop::new(drain, dispatch_flag, serving).await,
         false => Box::pin(serving).await,
     }
 }
 
-/// Carries out the plan for a request. Sets the flag when the dispatch of a call is decided.
+/// Carries out the action for a request. Sets the flag when the dispatch of a call is decided.
 async fn carry_out(
     shared: Arc<RouteContext>,
     client: LegacyClient,
     mut request: LegacyRequest,
-    plan: LegacyPlan,
+    action: LegacyAction,
     dispatch_flag: DispatchFlag,
 ) -> LegacyResponse {
-    let action = match plan {
-        LegacyPlan::Act(action) => action,
-        plan @ LegacyPlan::DependsOnServerTasks(_) => {
-            plan.resolve(shared.server_has_tasks(client.principal, &request.headers).await)
-        }
-    };
     let is_initialize = action == LegacyAction::RelayInitialize;
     let edit = match action {
         LegacyAction::Relay => None,
@@ -87,26 +89,21 @@ async fn carry_out(
             edit_tool_list(&shared, &client, &request, (marks_tasks, ticket_grant))
         }
         LegacyAction::RelayWithoutTask => {
-            let without_task = request.message.as_ref().map(offer::remove_task_param);
-            if let Some(Ok(message)) = without_task.map(Frame::parse) {
-                request.body = message.as_bytes().clone();
-                request.message = Some(message);
-            }
+            remove_task_param(&mut request);
             None
         }
-        LegacyAction::DeleteSession => {
-            return session_delete::delete_session(shared, client, request).await;
-        }
+        LegacyAction::DeleteSession => return session_delete::delete_session(shared, client, request).await,
         LegacyAction::Cancel(id) => match cancel_held(&shared, &client, id.as_ref()) {
             true => return empty_response(StatusCode::ACCEPTED),
             false => None,
         },
-        LegacyAction::ReceiveResponse(id) => match find_asking_task(&shared, &client, &id) {
-            Some((task, key)) => {
+        LegacyAction::ReceiveResponse(id) => {
+            let find_owner = || shared.sessions.input_requests.owner_task(client.session?, &id);
+            if let Some((task, key)) = offer::parse_input_request_id(&id).or_else(find_owner) {
                 return experimental::receive_response(&shared, &request, &client, &task, key).await;
             }
-            None => None,
-        },
+            None
+        }
         LegacyAction::ServeTask { id, method, task } => {
             return match ping::check_session(&shared, &request, client.session).await {
                 Some(refusal) => refusal,
@@ -158,9 +155,6 @@ async fn relay_request(
 /// Admits the calls in a request to the concurrency and rate limits. Returns `None` if the request holds no
 /// call with limits.
 fn admit(shared: &RouteContext, request: &LegacyRequest) -> Result<Option<PendingAdmission>, CallLimitError> {
-    if shared.limiters.is_none() {
-        return Ok(None);
-    }
     let mut tools = request.post.called_tools().peekable();
     if tools.peek().is_none() {
         return Ok(None);
@@ -197,6 +191,15 @@ fn stopping_response(request: &LegacyRequest) -> LegacyResponse {
     response
 }
 
+/// Removes the task parameters from the call in a request.
+fn remove_task_param(request: &mut LegacyRequest) {
+    let without_task = request.message.as_ref().map(offer::remove_task_param);
+    if let Some(Ok(message)) = without_task.map(Frame::parse) {
+        request.body = message.as_bytes().clone();
+        request.message = Some(message);
+    }
+}
+
 /// Builds the edit of the response to `tools/list`; `None` if the response stays unchanged.
 fn edit_tool_list(
     shared: &Arc<RouteContext>,
@@ -228,20 +231,6 @@ fn cancel_held(shared: &RouteContext, client: &LegacyClient, id: Option<&Request
     }
     let call = sessions.waiting_calls.get(session, id.clone());
     call.is_some_and(|call| shared.call_registry.cancel(&call, CancelTarget::Request))
-}
-
-/// Finds the task that sent the input request with this id, and the key of the input request.
-fn find_asking_task(
-    shared: &RouteContext,
-    client: &LegacyClient,
-    id: &RequestId,
-) -> Option<(TaskId, String)> {
-    offer::parse_input_request_id(id).or_else(|| {
-        match shared.sessions.input_requests.response_owner(client.session?, id)? {
-            ResponseOwner::Task(task, key) => Some((task, key)),
-            ResponseOwner::Call => None,
-        }
-    })
 }
 
 /// Makes a call in the client's session, as a task or as a call that may become one.

@@ -67,7 +67,6 @@ impl LegacySessionFacts for SessionFacts<'_> {
     }
 
     fn ticket(&self, policy: &ToolPolicy) -> Option<(Duration, TicketOptions)> {
-        let ticket = tickets::legacy_ticket_options(self.shared, self.client, self.request, policy);
-        ticket.map(|(terms, options)| (terms.after, options))
+        tickets::legacy_ticket_options(self.shared, self.client, self.request, policy)
     }
 }

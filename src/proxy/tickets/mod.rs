@@ -61,8 +61,8 @@ pub(super) fn legacy_eligibility(
     (declaration.is_some() || grant.is_named).then_some(grant)
 }
 
-/// The terms and options of a ticket for a call with this policy by a legacy client; `None` if the client is not
-/// eligible or does not have the ticket tools. A client that the operator has named in the configuration
+/// The ticket for a call with this policy by a legacy client, and the time after which the client gets it;
+/// `None` if the client is not eligible or does not have the ticket tools. A client that the operator has named in the configuration
 /// counts as having the tools, without a session or in any session opened through the proxy: some clients
 /// open a session for each call, and have read the tool list in another.
 pub(super) fn legacy_ticket_options(
@@ -70,7 +70,7 @@ pub(super) fn legacy_ticket_options(
     client: &LegacyClient,
     request: &LegacyRequest,
     policy: &ToolPolicy,
-) -> Option<(TicketTerms, TicketOptions)> {
+) -> Option<(Duration, TicketOptions)> {
     let grant = legacy_eligibility(shared, client, request)?;
     let terms = grant.terms(policy)?;
     let holders = &shared.sessions.ticket_holders;
@@ -79,7 +79,7 @@ pub(super) fn legacy_ticket_options(
         grant.is_named && client.session.is_none_or(|session| holders.client_declaration(session).is_some())
     };
     let names = given_names.or_else(|| counts_as_given().then(|| holders.free_names()))?;
-    Some((terms, TicketOptions { names, wait: terms.result_wait }))
+    Some((terms.after, TicketOptions { names, wait: terms.result_wait }))
 }
 
 /// The action of the called ticket tool, and the names of the ticket tools; `None` if the legacy client
