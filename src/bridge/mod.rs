@@ -1,7 +1,8 @@
 //! Handles one client call between the dialects of client and server. Pure, without I/O: [`crate::proxy`]
 //! carries out the decisions made here.
 //!
-//! [`plan`](mod@plan) chooses once how a call is handled; [`Exchange`] follows one call from its start to its
+//! [`plan`](mod@plan) chooses once how a call is handled, and [`legacy_plan`] how a request between two legacy
+//! peers is handled; [`Exchange`] follows one call from its start to its
 //! one outcome; [`listen`] writes the messages of a subscription. [`elicit`] writes the input requests of a
 //! server for the client and validates the input responses, and [`request_state`] connects the client's retry
 //! with its call.
@@ -22,6 +23,7 @@ pub mod describe;
 pub mod elicit;
 pub mod exchange;
 pub mod form;
+pub mod legacy_plan;
 pub mod listen;
 pub mod offer;
 pub mod outbox;
@@ -33,7 +35,8 @@ pub mod ticket_seal;
 pub mod tool_list;
 
 pub use exchange::{Exchange, ExchangeAction};
+pub use legacy_plan::{LegacyAction, LegacyDrive, LegacyPlan, plan_legacy};
 pub use outbox::TaskOutbox;
-pub use plan::{DriveMode, LegacyToolCall, Plan, plan, plan_legacy};
+pub use plan::{DriveMode, plan};
 pub use relay::ResponseRelay;
 pub use tool_list::ToolParamHeaders;

@@ -1,11 +1,7 @@
-//! Chooses, before anything is sent, how a call is handled: relayed, driven, or refused. The choice depends
-//! on the operator's policy for the tool, and on what the client declared or requested. No other module makes
-//! this choice.
-//!
-//! [`plan`] handles a call of a 2026-07-28 client to a legacy server, which is never relayed. [`plan_legacy`]
-//! handles a call of a legacy client to a legacy server, which is relayed unless the proxy makes it a task.
+//! Chooses, before anything is sent, how a call of a 2026-07-28 client is handled: driven, or refused. The
+//! choice depends on the operator's policy for the tool, and on what the client declared. No other module
+//! makes this choice; [`plan_legacy`](super::plan_legacy) makes it for requests of legacy clients.
 
-use super::offer::{InvalidTaskParam, TaskParam};
 use crate::{
     dialect::{Call, Caller},
     policy::{Mode, ToolPolicy},
@@ -14,20 +10,7 @@ use crate::{
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// How a call is handled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Plan {
-    /// Relay the request and its response.
-    Relay,
-    /// Relay the request without its task parameters, and its response.
-    RelayWithoutTask,
-    /// The proxy makes the call itself, and tracks it to its end.
-    Drive(DriveMode),
-    /// Refuse the call with this error before anything is sent.
-    Refuse(ErrorObject),
-}
-
-/// When a call that the proxy makes becomes a task.
+/// When a call that the proxy makes, and tracks to its end, becomes a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriveMode {
     /// The call never becomes a task: the client waits for the response.
@@ -39,94 +22,52 @@ pub enum DriveMode {
     /// If the server has not responded after this time, the client, which does not support tasks, gets a
     /// ticket.
     Ticket { after: Duration },
-    /// The call is a task before it is sent: it is stored first, and refused if a quota is full.
-    Task,
 }
 
-/// The task parameters of a legacy client's `tools/call`.
-#[derive(Clone, Copy, Debug)]
-pub struct LegacyToolCall<'a> {
-    /// The name of the tool.
-    pub tool: &'a str,
-    /// The call's `params.task`; `Ok(None)` if it is absent or the client's revision has no tasks.
-    pub task_param: Result<Option<TaskParam>, InvalidTaskParam>,
-    /// Whether the operator named the client as one that accepts unsolicited tasks (SEP-2229, draft).
-    pub accepts_unsolicited: bool,
-    /// The time after which the client gets a ticket instead of the result; `None` if it may not get one.
-    pub ticket_after: Option<Duration>,
-}
-
-/// Returns the plan for a call of a client of 2026-07-28. [`Mode`] describes the effect of each mode.
+/// Returns how a call of a client of 2026-07-28 is made. [`Mode`] describes the effect of each mode.
 ///
 /// Only `tools/call` ever becomes a task (tasks extension, *Supported Methods*), and only for a client that
 /// declares the extension on this very request (*Capability Negotiation*). `ticket_after` is the time after
 /// which any other client gets a ticket instead of the result; `None` if it may not get one.
-pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket_after: Option<Duration>) -> Plan {
+///
+/// # Errors
+/// The error with which the call is refused before anything is sent.
+pub fn plan(
+    call: &Call,
+    caller: &Caller,
+    policy: &ToolPolicy,
+    ticket_after: Option<Duration>,
+) -> Result<DriveMode, ErrorObject> {
     if call.method != Method::ToolsCall {
-        return Plan::Drive(DriveMode::Inline);
+        return Ok(DriveMode::Inline);
     }
     if policy.mode == Mode::Deny {
-        return Plan::Refuse(denied_error(call.target.as_deref().unwrap_or_default()));
+        return Err(denied_error(call.target.as_deref().unwrap_or_default()));
     }
     if let Some(missing) = policy.requires.as_ref().and_then(|required| caller.capabilities.missing(required))
     {
         let tool = call.target.as_deref().unwrap_or_default();
-        return Plan::Refuse(ErrorObject::missing_capability(
+        return Err(ErrorObject::missing_capability(
             format!("The tool {tool} needs capabilities this client did not declare"),
             &missing,
         ));
     }
     match (policy.mode, caller.capabilities.declares_tasks()) {
-        (Mode::Auto | Mode::Required | Mode::Always, true) => Plan::Drive(defer_mode(policy)),
-        (Mode::Observe, _) => Plan::Drive(DriveMode::Observe { after: policy.after }),
-        (Mode::Never | Mode::Deny, _) => Plan::Drive(DriveMode::Inline),
-        (Mode::Required, false) => Plan::Refuse(tasks_required_error()),
-        (Mode::Auto | Mode::Always, false) => Plan::Drive(match ticket_after {
-            Some(after) => DriveMode::Ticket { after },
-            None => DriveMode::Inline,
-        }),
+        (Mode::Auto | Mode::Required | Mode::Always, true) => {
+            Ok(DriveMode::Defer { after: deferral_threshold(policy) })
+        }
+        (Mode::Observe, _) => Ok(DriveMode::Observe { after: policy.after }),
+        (Mode::Never | Mode::Deny, _) => Ok(DriveMode::Inline),
+        (Mode::Required, false) => Err(tasks_required_error()),
+        (Mode::Auto | Mode::Always, false) => {
+            Ok(ticket_after.map_or(DriveMode::Inline, |after| DriveMode::Ticket { after }))
+        }
     }
 }
 
-/// Returns the plan for a `tools/call` of a legacy client, under the assumption that the server has no tasks
-/// of its own. If it has, the proxy relays the call whatever this plan is (2025-11-25, *Tasks, Tool-Level
-/// Negotiation*).
-pub fn plan_legacy(call: &LegacyToolCall<'_>, policy: &ToolPolicy) -> Plan {
-    let accepts_unsolicited = call.accepts_unsolicited && policy.mode.makes_tasks();
-    let refuse = |code, message: String| Plan::Refuse(ErrorObject::new(code, message));
-    if policy.mode == Mode::Deny {
-        return Plan::Refuse(denied_error(call.tool));
-    }
-    if call.accepts_unsolicited && !policy.mode.makes_tasks() {
-        // To such a client the proxy is a server with unsolicited tasks, which ignores `params.task` whatever it
-        // contains (SEP-2229, draft, *Task Support and Handling*). The parameter is removed, because not every
-        // server ignores it.
-        let has_no_task_param = matches!(call.task_param, Ok(None));
-        return if has_no_task_param { Plan::Relay } else { Plan::RelayWithoutTask };
-    }
-    match call.task_param {
-        Ok(None) if accepts_unsolicited => Plan::Drive(defer_mode(policy)),
-        Ok(None) => match (policy.mode, call.ticket_after) {
-            (Mode::Required, _) => refuse(
-                code::METHOD_NOT_FOUND,
-                format!("the tool {} runs as a task only: call it with params.task (2025-11-25)", call.tool),
-            ),
-            (Mode::Auto | Mode::Always, Some(after)) => Plan::Drive(DriveMode::Ticket { after }),
-            (Mode::Auto | Mode::Always, None) | (Mode::Never | Mode::Observe | Mode::Deny, _) => Plan::Relay,
-        },
-        Err(invalid) => refuse(code::INVALID_PARAMS, invalid.to_string()),
-        Ok(Some(_)) if !policy.mode.makes_tasks() => refuse(
-            code::METHOD_NOT_FOUND,
-            format!("the tool {} does not run as a task: call it without params.task", call.tool),
-        ),
-        Ok(Some(_)) if accepts_unsolicited => Plan::Drive(defer_mode(policy)),
-        Ok(Some(_)) => Plan::Drive(DriveMode::Task),
-    }
-}
-
-/// Returns the mode with the threshold of the policy: zero for `mode: always`.
-fn defer_mode(policy: &ToolPolicy) -> DriveMode {
-    DriveMode::Defer { after: if policy.mode == Mode::Always { Duration::ZERO } else { policy.after } }
+/// Returns the time after which a call becomes a task: zero for `mode: always`.
+pub(super) fn deferral_threshold(policy: &ToolPolicy) -> Duration {
+    if policy.mode == Mode::Always { Duration::ZERO } else { policy.after }
 }
 
 /// Builds the error `-32021`, which names the tasks extension as the missing capability (tasks extension,
@@ -170,12 +111,10 @@ mod tests {
         ToolPolicy { mode, after: Duration::from_secs(5), ..ToolPolicy::default() }
     }
 
-    fn format_plan(plan: Plan) -> String {
+    fn format_plan(plan: Result<DriveMode, ErrorObject>) -> String {
         match plan {
-            Plan::Relay => "relay".to_owned(),
-            Plan::RelayWithoutTask => "relay without task".to_owned(),
-            Plan::Drive(drive) => format!("{drive:?}"),
-            Plan::Refuse(error) => format!("refuse {}", error.code()),
+            Ok(drive) => format!("{drive:?}"),
+            Err(error) => format!("refuse {}", error.code()),
         }
     }
 
@@ -235,50 +174,5 @@ mod tests {
             Deny     | none  | refuse -32602         | refuse -32602
         "#]]
         .assert_eq(&table);
-    }
-
-    /// Behind the bars: the plan, the plan for a client that accepts unsolicited tasks, and the same two with
-    /// a ticket.
-    #[test]
-    fn the_plan_of_a_legacy_clients_call_in_every_mode() {
-        let task_param = TaskParam { ttl: None, is_draft: false };
-        let task_params = [
-            ("plain", Ok(None)),
-            ("a task", Ok(Some(task_param))),
-            ("unread", Err(InvalidTaskParam::NotAnObject)),
-        ];
-        let mut table = String::new();
-        for mode in MODES {
-            for (label, task_param) in task_params {
-                let columns = [(None, false), (None, true), (Some(TICKET), false), (Some(TICKET), true)];
-                let plans = columns.map(|(ticket, accepts_unsolicited)| {
-                    let call =
-                        LegacyToolCall { tool: "t", task_param, accepts_unsolicited, ticket_after: ticket };
-                    format!("{:20}", format_plan(plan_legacy(&call, &policy(mode))))
-                });
-                let row = format!("{:8} | {label:6} | {}", format!("{mode:?}"), plans.join(" | "));
-                table += &format!("{}\n", row.trim_end());
-            }
-        }
-        expect![[r#"
-            Auto     | plain  | relay                | Defer { after: 5s }  | Ticket { after: 3s } | Defer { after: 5s }
-            Auto     | a task | Task                 | Defer { after: 5s }  | Task                 | Defer { after: 5s }
-            Auto     | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
-            Never    | plain  | relay                | relay                | relay                | relay
-            Never    | a task | refuse -32601        | relay without task   | refuse -32601        | relay without task
-            Never    | unread | refuse -32602        | relay without task   | refuse -32602        | relay without task
-            Always   | plain  | relay                | Defer { after: 0ns } | Ticket { after: 3s } | Defer { after: 0ns }
-            Always   | a task | Task                 | Defer { after: 0ns } | Task                 | Defer { after: 0ns }
-            Always   | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
-            Required | plain  | refuse -32601        | Defer { after: 5s }  | refuse -32601        | Defer { after: 5s }
-            Required | a task | Task                 | Defer { after: 5s }  | Task                 | Defer { after: 5s }
-            Required | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
-            Observe  | plain  | relay                | relay                | relay                | relay
-            Observe  | a task | refuse -32601        | relay without task   | refuse -32601        | relay without task
-            Observe  | unread | refuse -32602        | relay without task   | refuse -32602        | relay without task
-            Deny     | plain  | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
-            Deny     | a task | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
-            Deny     | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
-        "#]].assert_eq(&table);
     }
 }

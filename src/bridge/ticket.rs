@@ -10,6 +10,7 @@ use crate::protocol::{
 };
 use bytes::Bytes;
 use serde_json::{Value, json};
+use std::{sync::Arc, time::Duration};
 
 /// The names of the two ticket tools in the tool list of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,15 @@ pub struct TicketToolNames {
     pub result: Box<str>,
     /// The tool that cancels a call.
     pub cancel: Box<str>,
+}
+
+/// The options of a ticket: how its client fetches the result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TicketOptions {
+    /// The names under which the client has the ticket tools.
+    pub names: Arc<TicketToolNames>,
+    /// How long one call of the result tool waits for the result.
+    pub wait: Duration,
 }
 
 /// The action of a ticket tool.

@@ -5,6 +5,7 @@ use crate::{
     bridge::{
         deny, elicit,
         request_state::{RequestBinding, RequestState, RetryTarget},
+        ticket::TicketOptions,
     },
     dialect::{Call, Caller, modern},
     policy::ToolPolicy,
@@ -18,7 +19,7 @@ use crate::{
         input_requests::{self, CAPABILITY_NOT_DECLARED, missing_capability},
         reply::{self, CallEnd, CallVerdict},
         route_context::RouteContext,
-        tickets::TicketOptions,
+        tickets,
     },
     runtime::random,
     task::{self, Record, TaskId, TaskView},
@@ -215,9 +216,10 @@ impl CanonicalForm {
         let server =
             if self.server.is_known() { self.server.description() } else { shared.server_description() };
         match &self.ticket_options {
-            Some(ticket_options) => {
-                modern::complete_result(ticket_options.running_result(shared, record), &server.server_info)
-            }
+            Some(ticket_options) => modern::complete_result(
+                tickets::running_result(shared, record, ticket_options),
+                &server.server_info,
+            ),
             None => input_requests::create_task_result(shared, record, &server),
         }
     }

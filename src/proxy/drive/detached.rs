@@ -1,7 +1,7 @@
 //! The state of a detached call: its open input requests, the recipients of its messages, and its task.
 
 use super::{
-    DriverEvent,
+    DetachedEvent,
     anchor_state::AnchorState,
     delivery::{self, TaskStreams, UnsentItems},
     open_requests::OpenRequests,
@@ -144,26 +144,26 @@ impl DetachedState {
         has_waiting_client: bool,
         deferral: Option<&'a Deferral>,
         now: impl FnOnce() -> Instant + Send + 'a,
-    ) -> BoxFuture<'a, DriverEvent> {
+    ) -> BoxFuture<'a, DetachedEvent> {
         Box::pin(async move {
             tokio::select! {
                 biased;
-                stored = or_pending(self.storing.as_mut()) => DriverEvent::Stored(stored),
-                (follow_up, result) = self.writes.next() => DriverEvent::Written(follow_up, result),
-                is_delivered = any_delivered(&mut self.delivery_receivers) => DriverEvent::Committed(is_delivered),
+                stored = or_pending(self.storing.as_mut()) => DetachedEvent::Stored(stored),
+                (follow_up, result) = self.writes.next() => DetachedEvent::Written(follow_up, result),
+                is_delivered = any_delivered(&mut self.delivery_receivers) => DetachedEvent::Committed(is_delivered),
                 index = or_pending(has_waiting_client.then(|| Box::pin(delivery::any_disconnected(&self.waiters)))) => {
-                    DriverEvent::ClientDisconnected(index)
+                    DetachedEvent::ClientDisconnected(index)
                 }
-                () = self.unsent.send_one() => DriverEvent::Sent,
-                command = self.registration.receive() => DriverEvent::Received(command),
+                () = self.unsent.send_one() => DetachedEvent::Sent,
+                command = self.registration.receive() => DetachedEvent::Received(command),
                 stream_event = or_pending(self.streams.as_mut().map(|streams| Box::pin(streams.next_event(now)))) => {
-                    DriverEvent::Streams(stream_event)
+                    DetachedEvent::Streams(stream_event)
                 }
                 _ = or_pending(self.record_watcher.as_ref().map(|watcher| Box::pin(watcher.changed()))) => {
-                    DriverEvent::RecordChanged
+                    DetachedEvent::RecordChanged
                 }
                 anchor = or_pending(deferral.filter(|it| it.is_durable() && self.lease.is_some()).map(|it| Box::pin(it.next_anchor()))) => {
-                    DriverEvent::ResumePoint(anchor)
+                    DetachedEvent::ResumePoint(anchor)
                 }
             }
         })

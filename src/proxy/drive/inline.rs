@@ -6,13 +6,11 @@
 //! [`InlineCall`]: the upstream stream is dropped with it, which cancels the call at the server; after the
 //! move, the detached driver sees the closed channel.
 
-use super::{
-    CallDriver, CallForm, CallSpan, CanonicalForm, DetachReason, DriverEvent, canonical::ServerCell,
-};
+use super::{CallDriver, CallForm, CallSpan, CanonicalForm, DetachReason, DriveEvent, canonical::ServerCell};
 use crate::{
-    bridge::{DriveMode, ExchangeAction, Plan, ToolParamHeaders, plan},
+    bridge::{DriveMode, ExchangeAction, ToolParamHeaders, plan, ticket::TicketOptions},
     dialect::{Call, CallResponse, Caller, modern},
-    policy::Mode,
+    policy::{Mode, ToolPolicy},
     protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
     proxy::{
         CallReply, ReplyItem,
@@ -27,11 +25,15 @@ use crate::{
     },
     runtime::{TaskToken, wait_until},
     upstream::{
-        CallError, CallerIdentity, Deferral, OutgoingCall, ReadyServer, UpstreamDescription, UpstreamEvent,
-        UpstreamEvents, own_ids,
+        CallError, CallTarget, CallerIdentity, Deferral, OutgoingCall, ReadyServer, UpstreamDescription,
+        UpstreamEvent, UpstreamEvents, own_ids,
     },
 };
-use futures_util::{StreamExt, future::ready, stream};
+use futures_util::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, ready},
+    stream,
+};
 use http::{StatusCode, header};
 use std::{
     sync::Arc,
@@ -71,12 +73,18 @@ enum InlineStage {
     Done,
 }
 
+/// What is known of the server before a call is sent.
+#[derive(Default)]
+struct ServerPreparation {
+    server: ServerCell,
+    /// The target of the call, if it is known without waiting.
+    target: Option<Arc<dyn CallTarget>>,
+    /// Present if the server is still being described.
+    pending: Option<BoxFuture<'static, PrepareResult>>,
+}
+
 /// The outcome of [`prepare`]: the description of the server, or the refusal of the call.
 type PrepareResult = Result<Arc<UpstreamDescription>, Box<CallReply>>;
-
-/// The outcome of [`InlineCall::prepare_cached`]: the description of the server with the target for calls, or
-/// the refusal of the call.
-type CachedPrepareResult = Result<ReadyServer, Box<CallReply>>;
 
 // === impl InlineCall ===
 
@@ -116,55 +124,29 @@ impl InlineCall {
         // A retry waits for its parked call, whatever the state of the server.
         let is_retry = matches!(attempt, Ok(CallAttempt::Retry(..)));
         // Observed from here on: the client may disconnect before the call is sent.
-        let observed = (matches!(planned, Plan::Drive(DriveMode::Observe { .. })) && !is_retry)
+        let observed = (matches!(planned, Ok(DriveMode::Observe { .. })) && !is_retry)
             .then(|| ObservedCall::begin(&self.shared, tool, &policy, began));
-        let due = match (&planned, &attempt) {
-            (
-                Plan::Drive(DriveMode::Defer { after } | DriveMode::Ticket { after }),
-                Ok(CallAttempt::Fresh(_) | CallAttempt::Repeat),
-            ) => Some(began + *after),
-            _ => None,
+        let defer_after = match &planned {
+            Ok(DriveMode::Defer { after } | DriveMode::Ticket { after }) => Some(*after),
+            Ok(DriveMode::Observe { .. } | DriveMode::Inline) | Err(_) => None,
         };
-        let (mut preparing, mut target) = (None, None);
-        let mut prepared = match is_retry {
+        let preparation = match is_retry {
             // The server was described for the first attempt. It may be gone, which the driver of the parked
             // call detects.
-            true => None,
-            false => self.prepare_cached().map(|prepared| {
-                let ReadyServer { description, calls: call_target } = prepared?;
-                target = Some(call_target);
-                Ok(description)
-            }),
-        };
-        if !is_retry && prepared.is_none() {
-            let prepare = prepare(Arc::clone(&self.shared), Arc::clone(&self.call), Arc::clone(&self.caller));
-            prepared = tokio::select! {
-                biased;
-                prepared = preparing.insert(Box::pin(prepare)) => Some(prepared),
-                () = wait_until(due) => None,
-                () = self.shared.overdue.stopped() => return Err(Box::new(self.closing_reply())),
-            };
-        }
-        if is_retry && self.call.method == Method::ToolsCall {
-            // Boxed: only retries need it, and it would enlarge every waiting call.
-            Box::pin(check_param_headers(&self.shared, &self.call, &self.caller)).await?;
-        }
-        if is_retry || preparing.is_some() {
-            self.upstream_time += self.shared.clock.now() - began;
-        }
-        let server = ServerCell::default();
-        if let Some(prepared) = prepared {
-            server.set_description(prepared?);
-        }
-        let defer_after = match planned {
-            Plan::Drive(DriveMode::Defer { after } | DriveMode::Ticket { after }) => Some(after),
-            Plan::Drive(DriveMode::Observe { .. } | DriveMode::Inline | DriveMode::Task)
-            | Plan::Relay
-            | Plan::RelayWithoutTask => None,
-            Plan::Refuse(error) => {
-                return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
+            true => {
+                if self.call.method == Method::ToolsCall {
+                    // Boxed: only retries need it, and it would enlarge every waiting call.
+                    Box::pin(check_param_headers(&self.shared, &self.call, &self.caller)).await?;
+                }
+                self.upstream_time += self.shared.clock.now() - began;
+                ServerPreparation::default()
+            }
+            false => {
+                let due = defer_after.filter(|_| attempt.is_ok()).map(|after| began + after);
+                self.prepare_server(began, due).await?
             }
         };
+        planned.map_err(|error| Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)))?;
         let supplied = match attempt? {
             CallAttempt::Fresh(responses) => responses,
             CallAttempt::Repeat => InputResponses::default(),
@@ -177,13 +159,57 @@ impl InlineCall {
                 return Ok(());
             }
         };
-        let admission = self.admit(tool)?;
-        // Present if the server is still being described.
-        let pending_preparation = preparing.filter(|_| !server.is_known());
+        let ticket_options = ticket.map(|(_, options)| Box::new(options));
+        self.send(preparation, supplied, (policy, ticket_options), (defer_after, began), observed)
+    }
+
+    /// Describes the server, and checks the call against the server's tools; waits until `due` at most.
+    ///
+    /// # Errors
+    /// The reply that refuses the call.
+    async fn prepare_server(
+        &mut self,
+        began: Instant,
+        due: Option<Instant>,
+    ) -> Result<ServerPreparation, Box<CallReply>> {
+        if let Some(prepared) = self.prepare_cached() {
+            return prepared;
+        }
+        let prepare = prepare(Arc::clone(&self.shared), Arc::clone(&self.call), Arc::clone(&self.caller));
+        let mut preparing = prepare.boxed();
+        let prepared = tokio::select! {
+            biased;
+            prepared = &mut preparing => Some(prepared),
+            () = wait_until(due) => None,
+            () = self.shared.overdue.stopped() => return Err(Box::new(self.closing_reply())),
+        };
+        self.upstream_time += self.shared.clock.now() - began;
+        let mut preparation = ServerPreparation::default();
+        match prepared {
+            Some(prepared) => preparation.server.set_description(prepared?),
+            None => preparation.pending = Some(preparing),
+        }
+        Ok(preparation)
+    }
+
+    /// Admits and sends a call; the call is then polled in place.
+    ///
+    /// # Errors
+    /// The reply that refuses the call.
+    fn send(
+        &mut self,
+        preparation: ServerPreparation,
+        supplied: InputResponses,
+        (policy, ticket_options): (ToolPolicy, Option<Box<TicketOptions>>),
+        (defer_after, began): (Option<Duration>, Instant),
+        observed: Option<Box<ObservedCall>>,
+    ) -> Result<(), Box<CallReply>> {
+        let ServerPreparation { server, target, pending } = preparation;
+        let admission = self.admit(self.call.target.as_deref().unwrap_or_default())?;
         let span = CallSpan::begin_for_call(&self.shared, &mut self.call);
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let deferral = defer_after.map(|_| Deferral::new(self.shared.ledger.is_durable()));
-        let replies = match (pending_preparation, target) {
+        let replies = match (pending, target) {
             (None, Some(target)) => {
                 let identity = (caller.principal, &caller.credentials);
                 target.call(own_ids::next_in_pool(), call, identity, deferral.clone())
@@ -194,10 +220,8 @@ impl InlineCall {
             }
         };
         let tool = call.target.as_deref().unwrap_or_default();
-        let limits = call
-            .method
-            .can_request_input()
-            .then(|| shared.call_limits(tool, caller.principal, deferral.as_ref()));
+        let can_be_limited = call.method.can_request_input();
+        let limits = can_be_limited.then(|| shared.call_limits(tool, caller.principal, deferral.as_ref()));
         let limits = limits.flatten();
         let (replies, dequeued) = match &limits {
             Some(limits) => limits.limit_replies(admission, replies, &shared.clock),
@@ -211,7 +235,7 @@ impl InlineCall {
             missing_capability: None,
             supplied,
             deferral,
-            ticket_options: ticket.map(|(_, options)| Box::new(options)),
+            ticket_options,
             progress: None,
             began,
         };
@@ -241,9 +265,10 @@ impl InlineCall {
 
     /// Does the work of [`prepare`] without waiting, which is possible for nearly every call; `None`
     /// otherwise.
-    fn prepare_cached(&self) -> Option<CachedPrepareResult> {
+    fn prepare_cached(&self) -> Option<Result<ServerPreparation, Box<CallReply>>> {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
-        let server = shared.upstream.ready_server(&CallerIdentity::from_caller(caller))?;
+        let ReadyServer { description, calls } =
+            shared.upstream.ready_server(&CallerIdentity::from_caller(caller))?;
         if call.method == Method::ToolsCall
             && let Err(refusal) = shared.peek_tool_list(caller, |param_headers| {
                 param_headers.map_or(Ok(()), |param_headers| compare_param_headers(call, param_headers))
@@ -251,7 +276,9 @@ impl InlineCall {
         {
             return Some(Err(refusal));
         }
-        Some(Ok(server))
+        let server = ServerCell::default();
+        server.set_description(description);
+        Some(Ok(ServerPreparation { server, target: Some(calls), pending: None }))
     }
 
     /// Waits for one event of the call that is polled in place, and handles it. Returns the resulting message
@@ -259,77 +286,53 @@ impl InlineCall {
     async fn step(&mut self) -> Option<ReplyItem> {
         let InlineStage::Inline { driver } = &mut self.stage else { return None };
         let began = self.shared.clock.now();
-        let driver_event = driver.next_event().await;
+        let event = driver.next_inline_event().await;
         let now = self.shared.clock.now();
         self.upstream_time += now - began;
         driver.stop_making_tasks();
         driver.exchange.observe_time(now);
-        match driver_event {
-            DriverEvent::Server(UpstreamEvent::Notification(frame)) => {
-                if let CallForm::Canonical(canonical) = &mut driver.form {
-                    canonical.remember_progress(&frame);
-                }
+        let CallForm::Canonical(canonical) = &mut driver.form else { return None };
+        match event {
+            DriveEvent::Server(UpstreamEvent::Notification(frame)) => {
+                canonical.remember_progress(&frame);
                 return modern::translate_notification(&self.call, &frame).map(ReplyItem::Notification);
             }
-            DriverEvent::Server(
+            DriveEvent::Server(
                 event @ (UpstreamEvent::ServerRequest(_) | UpstreamEvent::InputRequired(_)),
             ) => {
-                if let CallForm::Canonical(canonical) = &mut driver.form
-                    && let Some(reason) = canonical.detach_reason(&self.shared.route.path, event)
-                {
+                if let Some(reason) = canonical.detach_reason(&self.shared.route.path, event) {
                     self.detach(reason);
                 }
                 return None;
             }
-            DriverEvent::Server(UpstreamEvent::RequestCancelled { .. }) | DriverEvent::Dequeued => {}
-            DriverEvent::Server(UpstreamEvent::Final(response)) => driver.end(CallEnd::Response(response)),
-            DriverEvent::Server(UpstreamEvent::Lost(call_error)) => driver.end(CallEnd::Lost(call_error)),
-            DriverEvent::Due => driver.exchange.handle_timeout(now),
-            DriverEvent::Draining => driver.exchange.handle_drain(now),
-            DriverEvent::Overdue => driver.end(CallEnd::Lost(CallError::Closing)),
-            DriverEvent::Stored(_)
-            | DriverEvent::Written(..)
-            | DriverEvent::Sent
-            | DriverEvent::ClientDisconnected(_)
-            | DriverEvent::Committed(_)
-            | DriverEvent::Received(_)
-            | DriverEvent::Streams(_)
-            | DriverEvent::RecordChanged
-            | DriverEvent::WriteDue
-            | DriverEvent::ResumePoint(_)
-            | DriverEvent::Stopping => unreachable!("only detached calls have this event"),
+            DriveEvent::Server(UpstreamEvent::RequestCancelled { .. }) | DriveEvent::Dequeued => {}
+            DriveEvent::Server(UpstreamEvent::Final(response)) => driver.end(CallEnd::Response(response)),
+            DriveEvent::Server(UpstreamEvent::Lost(call_error)) => driver.end(CallEnd::Lost(call_error)),
+            DriveEvent::Due => driver.exchange.handle_timeout(now),
+            DriveEvent::Draining => driver.exchange.handle_drain(now),
+            DriveEvent::Overdue => driver.end(CallEnd::Lost(CallError::Closing)),
         }
-        match driver.exchange.poll_action() {
-            None => None,
-            Some(ExchangeAction::Reply(end)) => {
-                let CallForm::Canonical(canonical) = &driver.form else { return None };
-                let mut reply = canonical.reply(&self.shared, &self.call, end);
-                if self.call.method == Method::ToolsList {
-                    ticket_call::add_ticket_tools(&self.shared, &self.call, &self.caller, &mut reply);
-                }
-                if let Some(observed) = &mut driver.observed {
-                    observed.record_outcome(reply.summary.outcome);
-                }
-                Some(self.final_reply(reply))
-            }
-            Some(ExchangeAction::Store) => {
-                self.detach(DetachReason::Store);
+        match driver.exchange.poll_action()? {
+            ExchangeAction::Reply(end) => self.end_reply(end),
+            action => {
+                self.detach(DetachReason::Action(action));
                 None
             }
-            Some(
-                ExchangeAction::RequestInput(_)
-                | ExchangeAction::RequestOnStream(_)
-                | ExchangeAction::ReplyTask
-                | ExchangeAction::RequestInTask(_)
-                | ExchangeAction::Withdraw(_)
-                | ExchangeAction::RetryUpstream
-                | ExchangeAction::Decline(_)
-                | ExchangeAction::ExpireInput(_)
-                | ExchangeAction::StoreResult(_)
-                | ExchangeAction::RemoveTask
-                | ExchangeAction::CancelUpstream,
-            ) => unreachable!("the call is detached first, and a disconnect drops it"),
         }
+    }
+
+    /// Ends the stream of messages with the reply for this end of the call.
+    fn end_reply(&mut self, end: CallEnd) -> Option<ReplyItem> {
+        let InlineStage::Inline { driver } = &mut self.stage else { return None };
+        let CallForm::Canonical(canonical) = &driver.form else { return None };
+        let mut reply = canonical.reply(&self.shared, &self.call, end);
+        if self.call.method == Method::ToolsList {
+            ticket_call::add_ticket_tools(&self.shared, &self.call, &self.caller, &mut reply);
+        }
+        if let Some(observed) = &mut driver.observed {
+            observed.record_outcome(reply.summary.outcome);
+        }
+        Some(self.final_reply(reply))
     }
 
     /// Moves the call to a runtime task of its own, which first handles the reason for the move.
@@ -418,7 +421,7 @@ fn outgoing_call(call: &Arc<Call>, caller: &Caller, deferral: Option<Deferral>) 
 /// The upstream events of a call that becomes a task while its server is still being described: the call is
 /// sent once `preparing` resolves. A failed check ends the call.
 fn call_when_prepared(
-    preparing: impl Future<Output = PrepareResult> + Send + 'static,
+    preparing: BoxFuture<'static, PrepareResult>,
     shared: &Arc<RouteContext>,
     call: &Arc<Call>,
     caller: &Arc<Caller>,

@@ -119,8 +119,24 @@ pub(super) struct NativeReplies {
     pub(super) dequeued: Option<DequeueSignal>,
 }
 
-/// The next event of a call.
-enum DriverEvent {
+/// An event of any call, whether polled in place or detached.
+enum DriveEvent {
+    /// An event of the server.
+    Server(UpstreamEvent),
+    /// A deadline is due.
+    Due,
+    /// The call has left the proxy's queue and is sent.
+    Dequeued,
+    /// Shutdown has begun, and the call may become a task.
+    Draining,
+    /// The drain time is over.
+    Overdue,
+}
+
+/// An event of a detached call.
+enum DetachedEvent {
+    /// An event that calls polled in place have as well.
+    Drive(DriveEvent),
     /// The new task is stored, or storing it has failed.
     Stored(Stored),
     /// A queued change of the task record is stored, or has failed.
@@ -137,28 +153,16 @@ enum DriverEvent {
     Streams(TaskStreamEvent),
     /// The task record has changed.
     RecordChanged,
-    /// An event of the server.
-    Server(UpstreamEvent),
-    /// A deadline of the exchange is due.
-    Due,
     /// A pending write of progress or of the anchor is due.
     WriteDue,
-    /// The call has left the proxy's queue and is sent.
-    Dequeued,
     /// The position from which the call can be resumed has changed.
     ResumePoint(Box<upstream::CallAnchor>),
-    /// Shutdown has begun, and the call may become a task.
-    Draining,
-    /// The drain time is over, and the call is parked.
-    Stopping,
-    /// The drain time is over, and the call is in flight.
-    Overdue,
 }
 
 /// The reason why a call is detached.
 enum DetachReason {
-    /// The exchange requests that the task is stored.
-    Store,
+    /// The exchange requests an action that only a detached call can carry out.
+    Action(ExchangeAction<CallEnd>),
     /// The server sent this input request, which can be forwarded to the client.
     InputRequest(UpstreamEvent),
 }
@@ -277,10 +281,7 @@ impl CallDriver {
         let shared = Arc::clone(&self.shared);
         let mut driver = Box::new(self);
         match reason {
-            DetachReason::Store => {
-                let storing = driver.store();
-                driver.detached().storing = Some(storing);
-            }
+            DetachReason::Action(action) => driver.carry_out(action),
             DetachReason::InputRequest(event) => driver.handle_server_event(event),
         }
         shared.stopping.spawn(driver.run());
@@ -353,61 +354,67 @@ impl CallDriver {
             match self.next_event().await {
                 // Boxed, because this branch is rare and the size of the loop's future is the memory cost of
                 // each task.
-                DriverEvent::Overdue if self.can_be_released() => Box::pin(self.release_or_end_call()).await,
-                driver_event => self.handle(driver_event),
+                DetachedEvent::Drive(DriveEvent::Overdue) if self.can_be_released() => {
+                    Box::pin(self.release_or_end_call()).await
+                }
+                event => self.handle(event),
             }
         }
     }
 
-    /// Waits for the next event of the call, polled in place or detached.
-    async fn next_event(&mut self) -> DriverEvent {
-        let is_parked = self.exchange.phase() == ExchangePhase::Parked;
+    /// Waits for the next event of a call that is polled in place.
+    async fn next_inline_event(&mut self) -> DriveEvent {
+        let (due, _) = self.next_due();
+        let Self { shared, exchange, replies, dequeued, .. } = self;
+        let is_read = exchange.is_awaiting_server();
+        next_drive_event(shared, exchange, (replies, dequeued), is_read, due).await
+    }
+
+    /// Waits for the next event of a detached call.
+    async fn next_event(&mut self) -> DetachedEvent {
+        let (due, is_write_due) = self.next_due();
         let has_waiting_client = self.exchange.has_waiting_client();
-        let clock = &self.shared.clock;
+        let Self { shared, exchange, replies, dequeued, detached, form, .. } = self;
+        let clock = &shared.clock;
         // The server is not read while the clients do not read their messages.
-        let is_read = self.exchange.is_awaiting_server()
-            && self.detached.as_mut().is_none_or(|detached| {
+        let is_read = exchange.is_awaiting_server()
+            && detached.as_mut().is_none_or(|detached| {
                 // The messages of a task go to the task's streams, not to waiting requests.
                 (!has_waiting_client || !detached.unsent.are_all_blocked(&detached.waiters))
                     && detached.writes.len() < MAX_OPEN
                     && detached.streams.as_mut().is_none_or(|streams| !streams.has_backlog(|| clock.now()))
             });
-        // With a store in memory a task would be lost with the process. Then shutdown makes no tasks
-        // (`stop_making_tasks`), and the waiting client gets the result if it arrives in time.
-        let can_drain = self.exchange.can_defer() && self.shared.ledger.is_durable();
-        // Boxed, because the future is rarely used and its size would be a cost of each call.
-        let draining = can_drain.then(|| Box::pin(self.shared.stopping.stopped()));
-        let write_due = self.detached.as_ref().filter(|_| self.exchange.is_outcome_open());
-        let write_due = write_due.and_then(|detached| detached.write_due());
-        let deferral = self.form.deferral();
-        let now = || clock.now();
-        let detached = self.detached.as_deref_mut();
+        let (detached, deferral, now) = (detached.as_deref_mut(), form.deferral(), || clock.now());
         tokio::select! {
             // Handle client events first: a message to a client that disconnected or cancelled would be
-            // dropped. A result at the deadline precedes the threshold: a handle would only cost a poll.
+            // dropped.
             biased;
-            // Absent while the call is polled in place: then a disconnect drops the driver.
-            driver_event = or_pending(detached.map(|call| call.next_event(has_waiting_client, deferral, now))) => driver_event,
-            driver_event = wait_dequeued(&mut self.dequeued) => driver_event,
-            event = next_reply(&mut self.replies), if is_read => DriverEvent::Server(event),
-            driver_event = next_due(self.exchange.poll_timeout(), write_due) => driver_event,
-            () = or_pending(draining) => DriverEvent::Draining,
-            // At the end of the drain time the call ends, which cancels it at the server, or is left to the
-            // next process.
-            () = self.shared.overdue.stopped(), if is_parked || self.exchange.is_outcome_open() => match is_parked {
-                true => DriverEvent::Stopping,
-                false => DriverEvent::Overdue,
+            event = or_pending(detached.map(|call| call.next_event(has_waiting_client, deferral, now))) => event,
+            event = next_drive_event(shared, exchange, (replies, dequeued), is_read, due) => match event {
+                DriveEvent::Due if is_write_due => DetachedEvent::WriteDue,
+                event => DetachedEvent::Drive(event),
             },
         }
     }
 
+    /// The earlier of the deadlines of the exchange and of pending writes, and whether it is that of the
+    /// writes. If they are equal, that of the exchange precedes.
+    fn next_due(&self) -> (Option<Instant>, bool) {
+        let due = self.exchange.poll_timeout();
+        let detached = self.detached.as_ref().filter(|_| self.exchange.is_outcome_open());
+        match detached.and_then(|detached| detached.write_due()) {
+            Some(write_due) if due.is_none_or(|due| write_due < due) => (Some(write_due), true),
+            _ => (due, false),
+        }
+    }
+
     /// Handles an event of a detached call.
-    fn handle(&mut self, driver_event: DriverEvent) {
+    fn handle(&mut self, event: DetachedEvent) {
         let now = self.shared.clock.now();
         self.stop_making_tasks();
         self.exchange.observe_time(now);
-        match driver_event {
-            DriverEvent::Stored(stored) => {
+        match event {
+            DetachedEvent::Stored(stored) => {
                 let is_stored = stored.is_ok();
                 let detached = self.detached();
                 detached.storing = None;
@@ -417,21 +424,21 @@ impl CallDriver {
                 }
                 self.exchange.handle_stored(is_stored, now);
             }
-            DriverEvent::Written(follow_up, result) => self.handle_written(follow_up, result),
-            DriverEvent::Sent => {}
-            DriverEvent::ClientDisconnected(index) => {
+            DetachedEvent::Written(follow_up, result) => self.handle_written(follow_up, result),
+            DetachedEvent::Sent => {}
+            DetachedEvent::ClientDisconnected(index) => {
                 self.detached().waiters.swap_remove(index);
                 if self.detached().waiters.is_empty() {
                     self.exchange.handle_disconnect();
                 }
             }
-            DriverEvent::Committed(true) => {
+            DetachedEvent::Committed(true) => {
                 self.detached().delivery_receivers.clear();
                 self.exchange.handle_committed();
             }
-            DriverEvent::Committed(false) => self.exchange.handle_disconnect(),
-            DriverEvent::Received(command) => self.receive(command),
-            DriverEvent::Streams(stream_event) => {
+            DetachedEvent::Committed(false) => self.exchange.handle_disconnect(),
+            DetachedEvent::Received(command) => self.receive(command),
+            DetachedEvent::Streams(stream_event) => {
                 let DetachedState { open_requests, streams, .. } = self.detached();
                 let is_stream_gone = streams.as_mut().is_some_and(|streams| {
                     streams.handle(stream_event, |input| open_requests.get(input).is_some())
@@ -442,23 +449,28 @@ impl CallDriver {
                     self.shared.ledger.watchers.wake_waiters(self.id());
                 }
             }
-            DriverEvent::RecordChanged => self.send_status(),
-            DriverEvent::Server(event) => self.handle_server_event(event),
-            DriverEvent::Due => self.handle_due(now),
-            DriverEvent::WriteDue => {
-                let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
-                if is_due(self.detached().progress.due()) {
-                    self.queue_progress();
-                }
-                if is_due(self.detached().anchor.as_ref().and_then(|anchor_state| anchor_state.due())) {
-                    self.queue_anchor();
-                }
+            DetachedEvent::RecordChanged => self.send_status(),
+            DetachedEvent::WriteDue => self.queue_due_writes(now),
+            DetachedEvent::ResumePoint(anchor) => self.set_resume_point(anchor),
+            DetachedEvent::Drive(DriveEvent::Server(event)) => self.handle_server_event(event),
+            DetachedEvent::Drive(DriveEvent::Due) => self.handle_due(now),
+            DetachedEvent::Drive(DriveEvent::Dequeued) => self.set_status_message(RUNNING_MESSAGE, now),
+            DetachedEvent::Drive(DriveEvent::Draining) => self.exchange.handle_drain(now),
+            DetachedEvent::Drive(DriveEvent::Overdue) if self.exchange.phase() == ExchangePhase::Parked => {
+                self.exchange.handle_shutdown(now)
             }
-            DriverEvent::Dequeued => self.set_status_message(RUNNING_MESSAGE, now),
-            DriverEvent::ResumePoint(anchor) => self.set_resume_point(anchor),
-            DriverEvent::Draining => self.exchange.handle_drain(now),
-            DriverEvent::Stopping => self.exchange.handle_shutdown(now),
-            DriverEvent::Overdue => self.end(CallEnd::Lost(CallError::Closing)),
+            DetachedEvent::Drive(DriveEvent::Overdue) => self.end(CallEnd::Lost(CallError::Closing)),
+        }
+    }
+
+    /// Queues the pending writes that are due: of progress, and of the anchor.
+    fn queue_due_writes(&mut self, now: Instant) {
+        let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
+        if is_due(self.detached().progress.due()) {
+            self.queue_progress();
+        }
+        if is_due(self.detached().anchor.as_ref().and_then(|anchor_state| anchor_state.due())) {
+            self.queue_anchor();
         }
     }
 
@@ -897,26 +909,40 @@ fn deadlines(shared: &RouteContext, defer_after: Option<Duration>, view: TaskVie
     CallDeadlines { defer_after, settle: questions.settle, park: questions.park, input_timeout }
 }
 
-/// Waits for the earlier of two deadlines, of the exchange and of pending writes; that of the exchange if
-/// they are equal.
-async fn next_due(exchange: Option<Instant>, write: Option<Instant>) -> DriverEvent {
-    match (exchange, write) {
-        (exchange, Some(write)) if exchange.is_none_or(|exchange| write < exchange) => {
-            wait_until(Some(write)).await;
-            DriverEvent::WriteDue
-        }
-        (exchange, _) => {
-            wait_until(exchange).await;
-            DriverEvent::Due
+/// Waits for the next event that does not depend on whether the call is detached. The server is read only if
+/// `is_read`. `due` is the next deadline.
+fn next_drive_event<'a>(
+    shared: &'a RouteContext,
+    exchange: &Exchange<CallEnd>,
+    (replies, dequeued): (&'a mut Option<UpstreamEvents>, &'a mut Option<DequeueSignal>),
+    is_read: bool,
+    due: Option<Instant>,
+) -> impl Future<Output = DriveEvent> + use<'a> {
+    // At the end of the drain time the call ends, which cancels it at the server, or is left to the next
+    // process.
+    let can_be_overdue = exchange.phase() == ExchangePhase::Parked || exchange.is_outcome_open();
+    // With a store in memory a task would be lost with the process. Then shutdown makes no tasks
+    // (`stop_making_tasks`), and the waiting client gets the result if it arrives in time.
+    let can_drain = exchange.can_defer() && shared.ledger.is_durable();
+    // Boxed, because the future is rarely used and its size would be a cost of each call.
+    let draining = can_drain.then(|| Box::pin(shared.stopping.stopped()));
+    async move {
+        tokio::select! {
+            // A result at the deadline precedes the threshold: a handle would only cost a poll.
+            biased;
+            () = wait_dequeued(dequeued) => DriveEvent::Dequeued,
+            event = next_reply(replies), if is_read => DriveEvent::Server(event),
+            () = wait_until(due) => DriveEvent::Due,
+            () = or_pending(draining) => DriveEvent::Draining,
+            () = shared.overdue.stopped(), if can_be_overdue => DriveEvent::Overdue,
         }
     }
 }
 
 /// Waits until the call leaves the proxy's queue. Never resolves if the call is not queued.
-async fn wait_dequeued(signal: &mut Option<DequeueSignal>) -> DriverEvent {
+async fn wait_dequeued(signal: &mut Option<DequeueSignal>) {
     let _ = or_pending(signal.as_mut()).await;
     *signal = None;
-    DriverEvent::Dequeued
 }
 
 /// Waits for the next event of the server. Never resolves while the server has no call.

@@ -11,7 +11,7 @@ use super::{
     open_requests::{InlineRequest, OpenRequest},
 };
 use crate::{
-    bridge::offer,
+    bridge::{offer, ticket::TicketOptions},
     dialect::legacy,
     policy::ToolPolicy,
     protocol::{
@@ -23,7 +23,7 @@ use crate::{
         reply::{CallEnd, call_error_outcome, record_call_error},
         route_context::RouteContext,
         session::{ProxyCallGuard, ResponseOwner, SessionKey, StreamOpening},
-        tickets::TicketOptions,
+        tickets,
     },
     task::{
         self, Record, TaskId, TaskPrincipal, TaskView,
@@ -147,7 +147,9 @@ impl NativeForm {
     /// The reply with the task's handle or ticket, to the waiting request with this id.
     pub(super) fn handle_reply(&self, shared: &RouteContext, id: &RequestId, record: &Record) -> CallReply {
         let result = match &self.ticket_options {
-            Some(ticket_options) => ticket_options.running_result(shared, record).to_string().into_bytes(),
+            Some(ticket_options) => {
+                tickets::running_result(shared, record, ticket_options).to_string().into_bytes()
+            }
             None => Self::task_result(shared, record, self.result_format),
         };
         let body = legacy::success_response(id, &result);

@@ -1,21 +1,17 @@
-//! Requests of legacy clients in front of a legacy server: which are relayed, and which the proxy serves.
+//! Requests of legacy clients in front of a legacy server.
 //!
-//! Requests are relayed, and the server's responses come back unchanged ([`relay`]). If the server has no
-//! tasks of its own, some messages are intercepted, because the proxy serves the tasks of 2025-11-25: `deny`
-//! refuses calls of denied tools; `task_capability` adds tasks to the server's capabilities; `require_task`
-//! refuses messages that would run a tool other than as the required task; `task_call` makes a call a task,
-//! [`CallDriver`](super::drive) runs it, and `answers::experimental` responds for the task, once `ping` has
-//! shown that the session exists. `session_delete` ends sessions; `detach_on_drop` completes the dispatch of
-//! a call whose client disconnects before it is sent. The state of a session is in
-//! [`session`](super::session).
-//!
-//! Requests of clients of other revisions, and requests to servers with tasks of their own, are relayed.
+//! [`plan_legacy`] decides how a request is handled, with the facts of `session_facts`; this module carries out
+//! its [`LegacyAction`]. Most requests are relayed, and the server's responses come back unchanged ([`relay`]).
+//! If the server has no tasks of its own, the proxy serves the tasks of 2025-11-25: `task_capability` adds tasks
+//! to the server's capabilities; `task_call` makes a call a task, [`CallDriver`](super::drive) runs it, and
+//! `answers::experimental` responds for the task, once `ping` has shown that the session exists.
+//! `session_delete` ends sessions; `detach_on_drop` completes the dispatch of a call whose client disconnects
+//! before it is sent. The state of a session is in [`session`](super::session).
 
-mod deny;
 mod detach_on_drop;
 mod ping;
-mod require_task;
 mod session_delete;
+mod session_facts;
 mod task_call;
 mod task_capability;
 
@@ -23,128 +19,142 @@ use super::{
     AccessSummary, LegacyRequest, LegacyResponse,
     admission::{CallLimitError, PendingAdmission},
     answers::experimental,
+    call_registry::{CancelTarget, MailboxMessage},
     observed_call::ObservedCall,
     relay::{
         self, ResponseEdit, event_ids,
-        legacy_http::{self, empty_response, refusal_response},
+        legacy_http::{self, empty_response},
     },
     reply::{self, shutdown_error},
     route_context::RouteContext,
-    session::{LegacyClient, ResponseOwner},
-    tickets::{self, legacy_call},
+    session::LegacyClient,
+    tickets::legacy_call,
 };
 use crate::{
-    bridge::{DriveMode, LegacyToolCall, Plan, offer, plan_legacy},
-    dialect::legacy::ClientMessage,
-    policy::Mode,
-    protocol::{Frame, Method, RequestId},
+    bridge::{LegacyAction, LegacyDrive, LegacyPlan, offer, plan_legacy},
+    policy::TicketGrant,
+    protocol::{ErrorObject, Frame, RequestId},
     telemetry::RequestOutcome,
 };
 use detach_on_drop::{DetachOnDrop, DispatchFlag};
 use http::{StatusCode, header::RETRY_AFTER};
+use session_facts::SessionFacts;
 use std::sync::Arc;
-
-/// The decision about a client's request.
-enum RequestDisposition {
-    /// Relay the request to the server; apply the edit, if present, to the response.
-    Relay(Option<ResponseEdit>),
-    /// Relay this message in place of the client's message.
-    RelayAs(Frame),
-    /// Send this response to the client; the server receives nothing.
-    Respond(LegacyResponse),
-}
 
 /// Serves one HTTP request of a legacy client in front of a legacy server: relays it, or responds in the
 /// server's place.
 pub(super) async fn serve(shared: Arc<RouteContext>, request: LegacyRequest) -> LegacyResponse {
     let client = LegacyClient::from_headers(request.principal, &request.headers, &shared.sessions.revisions);
-    if let Some(refusal) = session_delete::closed_session_response(&shared, &client, &request) {
-        return refusal;
+    let facts = SessionFacts { shared: &shared, client: &client, request: &request };
+    let plan = plan_legacy(&facts.request_facts(), &facts);
+    if matches!(plan, LegacyPlan::Act(LegacyAction::Relay)) {
+        return relay_request(shared, client, request, (None, false)).await;
     }
-    if shared.stopping.is_stopped()
-        && is_new_work(&request)
-        && !legacy_call::is_ticket_call(&shared, &client, &request)
-    {
-        return stopping_response(&request);
-    }
-    // The future of a DELETE is boxed, so that it does not enlarge the future of every call.
-    if request.method == http::Method::DELETE {
-        return Box::pin(session_delete::delete_session(shared, client, request)).await;
-    }
-    if !can_be_intercepted(&shared, &client, &request) {
-        return apply_disposition(shared, client, request, RequestDisposition::Relay(None)).await;
-    }
-    let dispatch_flag = DispatchFlag::default();
-    // A call and a change of a task continue after their client disconnects; a request that waits for the
-    // result of another call ends.
-    let outlives_client = request.post.can_request_input()
-        && !legacy_call::is_ticket_call(&shared, &client, &request)
-        || is_task_change(&request);
-    let (drain, detach_flag) = (shared.stopping.clone(), dispatch_flag.clone());
+    // The future is boxed, so that it does not enlarge that of a relayed request.
+    let (drain, dispatch_flag) = (shared.stopping.clone(), DispatchFlag::default());
+    let outlives_client = plan.outlives_client(&request.post);
+    let flag = dispatch_flag.clone();
     let serving = async move {
-        let disposition = decide(&shared, &client, &request, &dispatch_flag).await;
-        dispatch_flag.set();
-        apply_disposition(shared, client, request, disposition).await
+        let action = match plan {
+            LegacyPlan::Act(action) => action,
+            plan @ LegacyPlan::DependsOnServerTasks { .. } => {
+                plan.resolve(shared.server_has_tasks(client.principal, &request.headers).await)
+            }
+        };
+        carry_out(shared, client, request, action, flag).await
     };
     match outlives_client {
-        true => DetachOnDrop::new(drain, detach_flag, serving).await,
+        true => DetachOnDrop::new(drain, dispatch_flag, serving).await,
         false => Box::pin(serving).await,
     }
 }
 
-/// Whether the request cancels a task, or carries the response to an input request.
-fn is_task_change(request: &LegacyRequest) -> bool {
-    matches!(
-        &request.post.messages[..],
-        [ClientMessage::Request { method: Method::TasksCancel, .. } | ClientMessage::Response(Some(_))]
-    )
+/// Carries out the action for a request. Sets the flag when the dispatch of a call is decided.
+async fn carry_out(
+    shared: Arc<RouteContext>,
+    client: LegacyClient,
+    mut request: LegacyRequest,
+    action: LegacyAction,
+    dispatch_flag: DispatchFlag,
+) -> LegacyResponse {
+    let is_initialize = action == LegacyAction::RelayInitialize;
+    let edit = match action {
+        LegacyAction::Relay => None,
+        LegacyAction::RelayInitialize => Some(task_capability::edit_initialize(
+            Arc::clone(&shared),
+            request.params(),
+            (client.principal, &request.rollout_membership),
+        )),
+        LegacyAction::RelayToolList { marks_tasks, ticket_grant } => {
+            edit_tool_list(&shared, &client, &request, (marks_tasks, ticket_grant))
+        }
+        LegacyAction::RelayWithoutTask => {
+            remove_task_param(&mut request);
+            None
+        }
+        LegacyAction::DeleteSession => return session_delete::delete_session(shared, client, request).await,
+        LegacyAction::Cancel(id) => match cancel_held(&shared, &client, id.as_ref()) {
+            true => return empty_response(StatusCode::ACCEPTED),
+            false => None,
+        },
+        LegacyAction::ReceiveResponse(id) => {
+            let find_owner = || shared.sessions.input_requests.owner_task(client.session?, &id);
+            if let Some((task, key)) = offer::parse_input_request_id(&id).or_else(find_owner) {
+                return experimental::receive_response(&shared, &request, &client, &task, key).await;
+            }
+            None
+        }
+        LegacyAction::ServeTask { id, method, task } => {
+            return match ping::check_session(&shared, &request, client.session).await {
+                Some(refusal) => refusal,
+                None => experimental::serve(&shared, &request, &client, &method, &id, task.as_deref()).await,
+            };
+        }
+        LegacyAction::ServeTicket { id, action, names } => {
+            return legacy_call::serve(&shared, &request, &client, &id, (action, &names)).await;
+        }
+        LegacyAction::Drive { id, tool, drive } => match request.message.take() {
+            Some(message) => {
+                let call = (&id, &*tool, &message);
+                return drive_call(&shared, &request, &client, call, drive, &dispatch_flag).await;
+            }
+            None => None,
+        },
+        LegacyAction::Refuse(error) => return refused_response(&request, &error),
+        LegacyAction::RefuseClosedSession => return session_delete::closed_session_response(&request),
+        LegacyAction::RefuseNewWork => return stopping_response(&request),
+    };
+    dispatch_flag.set();
+    relay_request(shared, client, request, (edit, is_initialize)).await
 }
 
-/// Applies the decision about a request: relays the request, or returns the prepared response.
-async fn apply_disposition(
+/// Relays a request, which may be an `initialize`; applies the edit, if present, to the response.
+async fn relay_request(
     shared: Arc<RouteContext>,
     client: LegacyClient,
     request: LegacyRequest,
-    disposition: RequestDisposition,
+    (edit, is_initialize): (Option<ResponseEdit>, bool),
 ) -> LegacyResponse {
-    match disposition {
-        RequestDisposition::Relay(edit) => {
-            if let Some(resumed) = event_ids::resume(&shared, &client, &request) {
-                return resumed;
-            }
-            let observed = ObservedCall::begin_for_request(&shared, &request);
-            let admission = match admit(&shared, &request) {
-                Ok(admission) => admission,
-                Err(limit_error) => return not_admitted_response(&request, &limit_error),
-            };
-            let replay = event_ids::replay_params(&shared, &client, &request);
-            let is_initialize = matches!(
-                &request.post.messages[..],
-                [ClientMessage::Request { method: Method::Initialize, .. }]
-            );
-            let response =
-                relay::forward(Arc::clone(&shared), client, request, edit, (admission, observed)).await;
-            shared.sessions.note_response(&client, is_initialize, &response);
-            match replay {
-                Some(params) => event_ids::buffer_response(&shared, params, response),
-                None => response,
-            }
-        }
-        RequestDisposition::RelayAs(message) => {
-            let request =
-                LegacyRequest { body: message.as_bytes().clone(), message: Some(message), ..request };
-            Box::pin(apply_disposition(shared, client, request, RequestDisposition::Relay(None))).await
-        }
-        RequestDisposition::Respond(response) => response,
+    if let Some(resumed) = event_ids::resume(&shared, &client, &request) {
+        return resumed;
+    }
+    let observed = ObservedCall::begin_for_request(&shared, &request);
+    let admission = match admit(&shared, &request) {
+        Ok(admission) => admission,
+        Err(limit_error) => return not_admitted_response(&request, &limit_error),
+    };
+    let replay = event_ids::replay_params(&shared, &client, &request);
+    let response = relay::forward(Arc::clone(&shared), client, request, edit, (admission, observed)).await;
+    shared.sessions.note_response(&client, is_initialize, &response);
+    match replay {
+        Some(params) => event_ids::buffer_response(&shared, params, response),
+        None => response,
     }
 }
 
 /// Admits the calls in a request to the concurrency and rate limits. Returns `None` if the request holds no
 /// call with limits.
 fn admit(shared: &RouteContext, request: &LegacyRequest) -> Result<Option<PendingAdmission>, CallLimitError> {
-    if shared.limiters.is_none() {
-        return Ok(None);
-    }
     let mut tools = request.post.called_tools().peekable();
     if tools.peek().is_none() {
         return Ok(None);
@@ -162,12 +172,12 @@ fn not_admitted_response(request: &LegacyRequest, limit_error: &CallLimitError) 
     response
 }
 
-/// Whether a request begins new work: the request is neither about a task, nor a response, nor a ping.
-fn is_new_work(request: &LegacyRequest) -> bool {
-    request.post.messages.iter().any(|message| match message {
-        ClientMessage::Request { method, .. } => !method.is_legacy_task_method() && *method != Method::Ping,
-        _ => false,
-    })
+/// Builds the response that refuses the requests of a body; nothing is sent to the server.
+fn refused_response(request: &LegacyRequest, error: &ErrorObject) -> LegacyResponse {
+    let request_ids = request.post.request_ids();
+    let status = if request_ids.is_empty() { StatusCode::BAD_REQUEST } else { StatusCode::OK };
+    let summary = AccessSummary::failed(RequestOutcome::Refused, error);
+    legacy_http::refuse_requests(status, &request_ids, error, summary)
 }
 
 /// Builds the 503 response to new work while the proxy shuts down; nothing is sent to the server. Another
@@ -181,206 +191,83 @@ fn stopping_response(request: &LegacyRequest) -> LegacyResponse {
     response
 }
 
-/// Whether a request may have to be intercepted. The check is cheap, because most requests are relayed.
-fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, request: &LegacyRequest) -> bool {
-    // An `initialize` is intercepted on every route, to record the server's capabilities.
-    if let [ClientMessage::Request { method: Method::Initialize, .. }] = &request.post.messages[..] {
-        return true;
-    }
-    if shared.sessions.pending_requests.has_queued()
-        && matches!(&request.post.messages[..], [ClientMessage::Cancelled(_)])
-    {
-        return true;
-    }
-    if deny::must_check(shared, request) || legacy_call::can_intercept(shared, client, request) {
-        return true;
-    }
-    if !shared.route.has_tasks() {
-        // A route without tasks intercepts only calls of clients that the operator named for unsolicited
-        // tasks: `params.task` is removed (SEP-2229, draft), because not every server would ignore the
-        // parameter.
-        return matches!(
-            &request.post.messages[..],
-            [ClientMessage::Request { method: Method::ToolsCall, .. }]
-        ) && task_call::is_named_unsolicited(shared, request)
-            && has_task_param(request);
-    }
-    if require_task::must_check(shared, request) {
-        return true;
-    }
-    match &request.post.messages[..] {
-        [ClientMessage::Request { method: Method::ToolsList, .. }] => true,
-        [ClientMessage::Request { method, .. }] if method.is_legacy_task_method() => true,
-        [ClientMessage::Request { method: Method::ToolsCall, target, .. }] => {
-            let tool = target.as_deref().unwrap_or_default();
-            let mode = shared.route.tool_policy_for(tool, &request.rollout_membership).mode;
-            mode == Mode::Required
-                || (mode.makes_tasks() && task_call::can_take_unsolicited(shared, client, request))
-                || (is_offered(shared, request) && has_task_param(request))
-        }
-        [ClientMessage::Cancelled(_)] => !shared.sessions.waiting_calls.is_empty(),
-        [ClientMessage::Response(Some(id))] => {
-            offer::is_own_input_request(id) || !shared.sessions.input_requests.is_empty()
-        }
-        _ => false,
+/// Removes the task parameters from the call in a request.
+fn remove_task_param(request: &mut LegacyRequest) {
+    let without_task = request.message.as_ref().map(offer::remove_task_param);
+    if let Some(Ok(message)) = without_task.map(Frame::parse) {
+        request.body = message.as_bytes().clone();
+        request.message = Some(message);
     }
 }
 
-/// Whether this caller may use tasks: the route offers them to the caller, or the operator has named the
-/// client for unsolicited tasks.
-fn is_offered(shared: &RouteContext, request: &LegacyRequest) -> bool {
-    shared.route.can_offer_tasks(&request.rollout_membership)
-        || task_call::is_named_unsolicited(shared, request)
-}
-
-/// Whether a call requests a task with `params.task`, valid or not.
-fn has_task_param(request: &LegacyRequest) -> bool {
-    request.params().is_some_and(|params| !matches!(offer::read_task_param(params), Ok(None)))
-}
-
-/// Decides how a request is served. Sets the flag when the dispatch of a call is decided.
-async fn decide(
+/// Builds the edit of the response to `tools/list`; `None` if the response stays unchanged.
+fn edit_tool_list(
     shared: &Arc<RouteContext>,
     client: &LegacyClient,
     request: &LegacyRequest,
-    dispatch_flag: &DispatchFlag,
-) -> RequestDisposition {
-    if let Some(refusal) = deny::refuse(shared, client, request) {
-        return RequestDisposition::Respond(refusal);
-    }
-    if let Some(refusal) = require_task::refuse(shared, request).await {
-        return RequestDisposition::Respond(refusal);
-    }
-    match &request.post.messages[..] {
-        [ClientMessage::Request { method: Method::Initialize, .. }] => {
-            RequestDisposition::Relay(Some(task_capability::edit_initialize(
-                Arc::clone(shared),
-                request.params(),
-                (client.principal, &request.rollout_membership),
-            )))
-        }
-        [ClientMessage::Request { method: Method::ToolsList, .. }] => {
-            let offered = shared.route.can_offer_tasks(&request.rollout_membership)
-                && task_capability::is_offered(shared, client, request).await;
-            let edit = offered.then(|| {
-                task_capability::edit_tool_list(Arc::clone(shared), request.rollout_membership.clone())
-            });
-            RequestDisposition::Relay(match tickets::legacy_eligibility(shared, client, request) {
-                Some(grant) => {
-                    let grant_and_membership = (grant, request.rollout_membership.clone());
-                    Some(legacy_call::edit_tool_list(shared, client, grant_and_membership, edit))
-                }
-                None => edit,
-            })
-        }
-        [ClientMessage::Request { method: Method::ToolsCall, id, target }] => {
-            let tool = target.as_deref().unwrap_or_default();
-            decide_call(shared, request, client, (id, tool), dispatch_flag).await
-        }
-        [ClientMessage::Request { method, id, target }]
-            if method.is_legacy_task_method()
-                && task_capability::is_offered(shared, client, request).await =>
-        {
-            RequestDisposition::Respond(match ping::check_session(shared, request, client.session).await {
-                Some(refusal) => refusal,
-                None => experimental::serve(shared, request, client, method, id, target.as_deref()).await,
-            })
-        }
-        [ClientMessage::Cancelled(Some(id))] if withdraw_queued(shared, client, id) => {
-            RequestDisposition::Respond(empty_response(StatusCode::ACCEPTED))
-        }
-        [ClientMessage::Cancelled(_)] if legacy_call::cancel_waiting(shared, client, request) => {
-            RequestDisposition::Respond(empty_response(StatusCode::ACCEPTED))
-        }
-        [ClientMessage::Cancelled(_)] if task_call::cancel_waiting(shared, client, request) => {
-            RequestDisposition::Respond(empty_response(StatusCode::ACCEPTED))
-        }
-        [ClientMessage::Response(Some(id))] => {
-            let find_owner_task =
-                || match shared.sessions.input_requests.response_owner(client.session?, id)? {
-                    ResponseOwner::Task(task, key) => Some((task, key)),
-                    ResponseOwner::Call => None,
-                };
-            match offer::parse_input_request_id(id).or_else(find_owner_task) {
-                Some((task, key)) => RequestDisposition::Respond(
-                    experimental::receive_response(shared, request, client, &task, key).await,
-                ),
-                None => RequestDisposition::Relay(None),
-            }
-        }
-        _ => RequestDisposition::Relay(None),
+    (marks_tasks, ticket_grant): (bool, Option<TicketGrant>),
+) -> Option<ResponseEdit> {
+    let membership = || request.rollout_membership.clone();
+    let edit = marks_tasks.then(|| task_capability::edit_tool_list(Arc::clone(shared), membership()));
+    match ticket_grant {
+        Some(grant) => Some(legacy_call::edit_tool_list(shared, client, (grant, membership()), edit)),
+        None => edit,
     }
 }
 
-/// Cancels a call that waits in the proxy's queue. Returns whether the call was in the queue.
-fn withdraw_queued(shared: &RouteContext, client: &LegacyClient, id: &RequestId) -> bool {
-    client.session.is_some_and(|session| shared.sessions.pending_requests.withdraw_queued(session, id))
+/// Cancels the client's request with this id, if the proxy holds it: a call in the proxy's queue, a request
+/// that waits with a ticket, whose call continues, or a call that the proxy makes. Returns whether the proxy
+/// holds it; otherwise the server must be notified.
+fn cancel_held(shared: &RouteContext, client: &LegacyClient, id: Option<&RequestId>) -> bool {
+    let Some(session) = client.session else { return false };
+    let Some(id) = id else { return true };
+    let sessions = &shared.sessions;
+    if sessions.pending_requests.withdraw_queued(session, id) {
+        return true;
+    }
+    if let Some(cancelled) = sessions.ticket_waits.get(session, id.clone()) {
+        cancelled.notify_one();
+        return true;
+    }
+    let call = sessions.waiting_calls.get(session, id.clone());
+    call.is_some_and(|call| {
+        shared.ledger.call_registry.deliver(&call, MailboxMessage::Cancelled(CancelTarget::Request))
+    })
 }
 
-/// Decides whether a `tools/call` is relayed, refused, or made by the proxy as a task or as a call that may
-/// become one.
-async fn decide_call(
+/// Makes a call in the client's session, as a task or as a call that may become one.
+async fn drive_call(
     shared: &Arc<RouteContext>,
     request: &LegacyRequest,
     client: &LegacyClient,
-    (id, tool): (&RequestId, &str),
+    (id, tool, message): (&RequestId, &str, &Frame),
+    drive: LegacyDrive,
     dispatch_flag: &DispatchFlag,
-) -> RequestDisposition {
-    let Some(message) = &request.message else { return RequestDisposition::Relay(None) };
-    if let Some(response) = legacy_call::serve(shared, request, client, id, tool).await {
-        return RequestDisposition::Respond(response);
+) -> LegacyResponse {
+    // The proxy began to shut down while the server's capabilities were requested. This client requires a
+    // task, and cannot read a plain result.
+    if matches!(drive, LegacyDrive::Task(_)) && !shared.can_make_tasks() {
+        return stopping_response(request);
     }
-    let Some(params) = message.params() else { return RequestDisposition::Relay(None) };
-    let task_param = match client.has_task_support() {
-        true => offer::read_task_param(params),
-        // A proxy that has not declared task support to the client ignores `params.task` (2025-11-25,
-        // *Tasks*).
-        false => Ok(None),
-    };
-    let accepts_unsolicited = task_call::can_take_unsolicited(shared, client, request);
-    let ticketing = tickets::legacy_ticket_options(shared, client, request, tool);
-    let ticket = ticketing.as_ref().map(|(terms, _)| terms.after);
-    let policy = shared.route.tool_policy_for(tool, &request.rollout_membership);
-    let plan =
-        plan_legacy(&LegacyToolCall { tool, task_param, accepts_unsolicited, ticket_after: ticket }, &policy);
-    let is_ticket = matches!(plan, Plan::Drive(DriveMode::Ticket { .. }));
-    // Tickets are for clients without task support, to which the server's own tasks are irrelevant.
-    let server_has_tasks = || shared.server_has_tasks(request.principal, &request.headers);
-    if plan == Plan::Relay || !is_ticket && server_has_tasks().await {
-        return RequestDisposition::Relay(None);
-    }
-    let drive = match plan {
-        Plan::Relay => return RequestDisposition::Relay(None),
-        Plan::RelayWithoutTask => {
-            let without_task = Frame::parse(offer::remove_task_param(message));
-            return without_task.map_or(RequestDisposition::Relay(None), RequestDisposition::RelayAs);
-        }
-        Plan::Refuse(error) => return RequestDisposition::Respond(refusal_response(id, &error)),
-        // The proxy began to shut down while the server's capabilities were requested. This client requires a
-        // task, and cannot read a plain result.
-        Plan::Drive(DriveMode::Task) if !shared.can_make_tasks() => {
-            return RequestDisposition::Respond(stopping_response(request));
-        }
-        Plan::Drive(drive) => drive,
-    };
     if let Some(refusal) = ping::check_session(shared, request, client.session).await {
-        return RequestDisposition::Respond(refusal);
+        return refusal;
     }
-    let task_param = task_param.ok().flatten();
-    let ticketing = ticketing.filter(|_| is_ticket).map(|(_, ticketing)| ticketing);
     let admission = match shared.admit(std::iter::once(tool), request.principal) {
         Ok(admission) => admission,
-        Err(limit_error) => return RequestDisposition::Respond(not_admitted_response(request, &limit_error)),
+        Err(limit_error) => return not_admitted_response(request, &limit_error),
     };
-    let call =
-        task_call::prepare_call(shared, request, client, message, tool, (task_param, ticketing), admission);
+    let (after, task_param, ticket_options) = match drive {
+        LegacyDrive::Task(task_param) => (None, Some(task_param), None),
+        LegacyDrive::Defer { after, task_param } => (Some(after), task_param, None),
+        LegacyDrive::Ticket { after, options } => (Some(after), None, Some(options)),
+    };
+    let options = (task_param, ticket_options);
+    let call = task_call::prepare_call(shared, request, client, message, tool, options, admission);
     dispatch_flag.set();
-    RequestDisposition::Respond(match drive {
-        DriveMode::Defer { after } | DriveMode::Ticket { after } => {
+    match after {
+        Some(after) => {
             task_call::respond_on_stream(shared, call, id.clone(), after, request.keep_alive).await
         }
-        DriveMode::Task | DriveMode::Inline | DriveMode::Observe { .. } => {
-            task_call::start_as_task(shared, call, id).await
-        }
-    })
+        None => task_call::start_as_task(shared, call, id).await,
+    }
 }

@@ -8,8 +8,7 @@
 //! newest revision that the server itself offers decides: a client may be older than its server.
 
 use crate::{
-    dialect::legacy::ClientMessage,
-    protocol::{ErrorObject, Method as RpcMethod, code},
+    protocol::{ErrorObject, code},
     proxy::{
         AccessSummary, LegacyRequest, LegacyResponse, relay,
         relay::legacy_http,
@@ -84,22 +83,13 @@ async fn delete_at_server(shared: &RouteContext, mut session: ClientSession) {
     }
 }
 
-/// Returns the 404 response to a request in a session that its client has ended (2025-11-25, *Session
-/// Management*). `None` for any other request, and for `initialize`, which begins a new session.
-pub(super) fn closed_session_response(
-    shared: &RouteContext,
-    client: &LegacyClient,
-    request: &LegacyRequest,
-) -> Option<LegacyResponse> {
-    let pending_requests = &shared.sessions.pending_requests;
-    let is_initialize =
-        matches!(&request.post.messages[..], [ClientMessage::Request { method: RpcMethod::Initialize, .. }]);
-    client.session.filter(|key| !is_initialize && pending_requests.is_closed(*key)).map(|_| {
-        let error = ErrorObject::new(
-            code::INVALID_REQUEST,
-            "the session was ended by its client: open a new session with initialize",
-        );
-        let summary = AccessSummary::failed(RequestOutcome::Disconnected, &error);
-        legacy_http::refuse_requests(StatusCode::NOT_FOUND, &request.post.request_ids(), &error, summary)
-    })
+/// Builds the 404 response to a request in a session that its client has ended (2025-11-25, *Session
+/// Management*).
+pub(super) fn closed_session_response(request: &LegacyRequest) -> LegacyResponse {
+    let error = ErrorObject::new(
+        code::INVALID_REQUEST,
+        "the session was ended by its client: open a new session with initialize",
+    );
+    let summary = AccessSummary::failed(RequestOutcome::Disconnected, &error);
+    legacy_http::refuse_requests(StatusCode::NOT_FOUND, &request.post.request_ids(), &error, summary)
 }

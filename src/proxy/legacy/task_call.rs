@@ -13,18 +13,20 @@
 //! finds in `tasks/list`. The events of such a response have no ids, so the client cannot resume it.
 
 use crate::{
-    bridge::offer::{self, TaskParam},
+    bridge::{
+        offer::{self, TaskParam},
+        ticket::TicketOptions,
+    },
     protocol::{ErrorObject, Frame, Method, RequestId, code, sse},
     proxy::{
         AccessSummary, BodyContinuation, BodyPiece, LegacyRequest, LegacyResponse, ReplyItem, ResponseBody,
         admission::PendingAdmission,
-        call_registry::{CallWaiter, CancelTarget, MailboxMessage, ReplyTarget},
+        call_registry::{CallWaiter, ReplyTarget},
         drive::{CallDriver, CallSpan, NativeForm, NativeReplies},
         relay::legacy_http::{self, json_response, stream_response},
         reply::record_call_error,
         route_context::RouteContext,
         session::LegacyClient,
-        tickets::TicketOptions,
     },
     task::{TaskView, view::experimental::TaskResultFormat},
     telemetry::RequestOutcome,
@@ -44,20 +46,6 @@ const MESSAGE_BUFFER: usize = 16;
 
 /// The beginning of the `User-Agent` of the official SDK for Python, which uses httpx.
 const PYTHON_SDK_AGENT: &str = "python-httpx/";
-
-/// Whether the client can be sent an unsolicited task: it has task support, and the operator has named it.
-pub(super) fn can_take_unsolicited(
-    shared: &RouteContext,
-    client: &LegacyClient,
-    request: &LegacyRequest,
-) -> bool {
-    client.has_task_support() && is_named_unsolicited(shared, request)
-}
-
-/// Whether the operator has named the client for unsolicited tasks (`legacy_tasks.unsolicited`).
-pub(super) fn is_named_unsolicited(shared: &RouteContext, request: &LegacyRequest) -> bool {
-    shared.route.legacy_tasks.unsolicited.applies_to(&request.headers, || request.principal.to_string())
-}
 
 /// A call in its client's own session that is ready to run, and its replies, which send the call when they
 /// are polled.
@@ -227,21 +215,4 @@ fn to_piece(received: Result<Option<ReplyItem>, Elapsed>) -> BodyPiece {
         Ok(None) => BodyPiece::end(),
         Err(_silence) => BodyPiece::from_bytes(sse::KEEP_ALIVE),
     }
-}
-
-/// Cancels requests of the client (2025-11-25, *Cancellation*) whose calls the proxy makes; the server
-/// receives the cancellations under the ids that the proxy used. Returns whether the proxy makes all of these
-/// calls.
-pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, request: &LegacyRequest) -> bool {
-    let Some(session) = client.session else { return false };
-    let mut all_found = true;
-    for id in request.post.cancelled_ids() {
-        all_found &= match shared.sessions.waiting_calls.get(session, id.clone()) {
-            Some(call) => {
-                shared.ledger.call_registry.deliver(&call, MailboxMessage::Cancelled(CancelTarget::Request))
-            }
-            None => false,
-        };
-    }
-    all_found
 }

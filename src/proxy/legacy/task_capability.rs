@@ -6,24 +6,13 @@ use crate::{
     policy::RolloutMembership,
     protocol::{Payload, Revision},
     proxy::{
-        LegacyRequest,
         relay::ResponseEdit,
         route_context::RouteContext,
-        session::{ClientDeclaration, LegacyClient, SessionKey},
+        session::{ClientDeclaration, SessionKey},
     },
     telemetry::metrics,
 };
 use std::sync::Arc;
-
-/// Whether the proxy offers tasks to this client: the client has task support, and the server has no tasks of
-/// its own.
-pub(super) async fn is_offered(
-    shared: &RouteContext,
-    client: &LegacyClient,
-    request: &LegacyRequest,
-) -> bool {
-    client.has_task_support() && !shared.server_has_tasks(client.principal, &request.headers).await
-}
 
 /// Builds the edit of the response to an `initialize` with these `params`: adds the task capability, and
 /// records the revision and the session. On a route without tasks the response stays unchanged, and only its

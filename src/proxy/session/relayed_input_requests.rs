@@ -29,20 +29,21 @@ pub(in crate::proxy) enum ResponseOwner {
 // === impl RelayedInputRequests ===
 
 impl RelayedInputRequests {
-    /// Returns the owner of a client's response to the input request with this id; `None` if there is no such
-    /// open request. If the owner is a call, closes the input request, because the response is relayed now.
+    /// Returns the task that owns a client's response to the input request with this id, and the key of the
+    /// input request. If the owner is a call, closes the input request, because the response is relayed now.
     /// The input request of a task stays open until the response is stored
     /// ([`RelayedInputRequests::remove`]), because the client may have to send the response again.
-    pub(in crate::proxy) fn response_owner(
+    pub(in crate::proxy) fn owner_task(
         &self,
         session: SessionKey,
         id: &RequestId,
-    ) -> Option<ResponseOwner> {
+    ) -> Option<(TaskId, String)> {
         let Entry::Occupied(open) = self.0.entry((session, id.clone())) else { return None };
-        match open.get() {
-            ResponseOwner::Call => Some(open.remove()),
-            owner @ ResponseOwner::Task(..) => Some(owner.clone()),
+        if let ResponseOwner::Task(task, key) = open.get() {
+            return Some((task.clone(), key.clone()));
         }
+        open.remove();
+        None
     }
 
     /// Closes the input request of a task; called once the response is stored.

@@ -3,10 +3,13 @@
 
 use super::tool_call::{ResultWatch, TicketCaller, TicketToolAnswer, WatchEvent, call_ticket_tool};
 use crate::{
-    bridge::{offer, ticket},
-    dialect::legacy::{self, ClientMessage},
+    bridge::{
+        offer,
+        ticket::{TicketAction, TicketToolNames},
+    },
+    dialect::legacy,
     policy::{RolloutMembership, TicketGrant},
-    protocol::{ErrorObject, Frame, Kind, Method, ProgressHeartbeat, RequestId, sse},
+    protocol::{ErrorObject, Frame, Kind, ProgressHeartbeat, RequestId, sse},
     proxy::{
         AccessSummary, BodyPiece, DeliveryCommit, LegacyRequest, LegacyResponse, ResponseBody,
         relay::{
@@ -29,46 +32,6 @@ use http::StatusCode;
 use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::Notify, time::timeout};
-
-/// Whether the request calls one of the proxy's ticket tools, which begin no new work.
-pub(in crate::proxy) fn is_ticket_call(
-    shared: &RouteContext,
-    client: &LegacyClient,
-    request: &LegacyRequest,
-) -> bool {
-    let [ClientMessage::Request { method: Method::ToolsCall, target: Some(tool), .. }] =
-        &request.post.messages[..]
-    else {
-        return false;
-    };
-    tickets::legacy_ticket_action(shared, client, tool, || ticket::ticket_argument(request.params()))
-        .is_some()
-}
-
-/// Whether a request may have to be intercepted for tickets. Existing tickets stay valid after a reload of
-/// the configuration.
-pub(in crate::proxy) fn can_intercept(
-    shared: &RouteContext,
-    client: &LegacyClient,
-    request: &LegacyRequest,
-) -> bool {
-    match &request.post.messages[..] {
-        [ClientMessage::Request { method: Method::ToolsList, .. }] => shared.route.has_tickets(),
-        [ClientMessage::Request { method: Method::ToolsCall, target, .. }] => {
-            let tool = target.as_deref().unwrap_or_default();
-            tool.starts_with(ticket::TicketToolNames::PREFIX)
-                || tickets::legacy_ticket_options(shared, client, request, tool).is_some()
-        }
-        [ClientMessage::Cancelled(_)] => {
-            !shared.sessions.waiting_calls.is_empty() || !shared.sessions.ticket_waits.is_empty()
-        }
-        [ClientMessage::Response(Some(id))] => {
-            shared.route.has_tickets() && offer::is_own_input_request(id)
-                || !shared.sessions.input_requests.is_empty()
-        }
-        _ => false,
-    }
-}
 
 /// Builds the edit of the response to `tools/list` that adds the ticket tools; it is applied after
 /// `previous_edit`.
@@ -96,17 +59,15 @@ pub(in crate::proxy) fn edit_tool_list(
     })
 }
 
-/// Serves a call of one of the proxy's ticket tools; `None` for a tool of the server.
+/// Serves a call of the ticket tool with this action; the client has the tools under `names`.
 pub(in crate::proxy) async fn serve(
     shared: &Arc<RouteContext>,
     request: &LegacyRequest,
     client: &LegacyClient,
     id: &RequestId,
-    tool: &str,
-) -> Option<LegacyResponse> {
+    (action, names): (TicketAction, &Arc<TicketToolNames>),
+) -> LegacyResponse {
     let params = request.params();
-    let (action, names) =
-        tickets::legacy_ticket_action(shared, client, tool, || ticket::ticket_argument(params))?;
     let grant = tickets::legacy_eligibility(shared, client, request);
     let declaration =
         client.session.and_then(|session| shared.sessions.ticket_holders.client_declaration(session));
@@ -117,14 +78,14 @@ pub(in crate::proxy) async fn serve(
     let caller = TicketCaller {
         owner: client.owner(&shared.route),
         principal: client.principal,
-        names: &names,
+        names,
         wait: tickets::result_wait(shared, grant),
         accepts_messages: true,
         input_filter: askable,
     };
     let watch = match call_ticket_tool(shared, caller, action, params).await {
         TicketToolAnswer::Result(result, summary) | TicketToolAnswer::CallResult(_, result, summary) => {
-            return Some(result_response(id, result.to_string().as_bytes(), summary));
+            return result_response(id, result.to_string().as_bytes(), summary);
         }
         TicketToolAnswer::Pending(watch) => watch,
     };
@@ -139,26 +100,7 @@ pub(in crate::proxy) async fn serve(
     let (id, is_over) = (id.detached(), false);
     let wait =
         TicketWait { watch, id, heartbeat, cancelled, declaration, _registration: registration, is_over };
-    Some(respond(wait, request.keep_alive).await)
-}
-
-/// Cancels the client's requests that wait for the result of a ticket (2025-11-25, *Cancellation*); the calls
-/// of the tickets continue. Returns whether all the requests were found; the server does not know these
-/// requests.
-pub(in crate::proxy) fn cancel_waiting(
-    shared: &RouteContext,
-    client: &LegacyClient,
-    request: &LegacyRequest,
-) -> bool {
-    let Some(session) = client.session else { return false };
-    let mut all_found = true;
-    for id in request.post.cancelled_ids() {
-        match shared.sessions.ticket_waits.get(session, id.clone()) {
-            Some(cancelled) => cancelled.notify_one(),
-            None => all_found = false,
-        }
-    }
-    all_found
+    respond(wait, request.keep_alive).await
 }
 
 /// A client's request that waits for the result of a ticket's call.

@@ -7,7 +7,10 @@ mod tool_call;
 use super::{LegacyRequest, route_context::RouteContext, session::LegacyClient};
 use crate::{
     bridge::{
-        ticket::{TicketAction, TicketToolNames, read_tool_list_page, ticket_argument, with_ticket_tools},
+        ticket::{
+            TicketAction, TicketOptions, TicketToolNames, read_tool_list_page, ticket_argument,
+            with_ticket_tools,
+        },
         ticket_seal::is_ticket,
     },
     dialect::{Call, Caller},
@@ -24,31 +27,18 @@ use std::{sync::Arc, time::Duration};
 /// clients.
 const DEFAULT_RESULT_WAIT: Duration = Duration::from_secs(45);
 
-/// The options of a ticket: how its client fetches the result.
-#[derive(Clone, Debug)]
-pub(super) struct TicketOptions {
-    /// The names under which the client has the ticket tools.
-    pub(super) names: Arc<TicketToolNames>,
-    /// How long one call of the result tool waits for the result.
-    pub(super) wait: Duration,
-}
-
-// === impl TicketOptions ===
-
-impl TicketOptions {
-    /// The tool result for a call that still runs: the ticket, and the text for the model.
-    pub(super) fn running_result(&self, shared: &RouteContext, record: &Record) -> Value {
-        let now = shared.clock.timestamp();
-        let ticket = shared.keyring.seal_ticket(&record.id);
-        let prompt = ticket::TicketPrompt {
-            ticket: &ticket,
-            result_tool: &self.names.result,
-            cancel_tool: &self.names.cancel,
-            result_wait: self.wait,
-            text: shared.route.tickets.text.as_deref(),
-        };
-        ticket::running_result(record, now, &prompt)
-    }
+/// The tool result for a call that still runs: the ticket, and the text for the model.
+pub(super) fn running_result(shared: &RouteContext, record: &Record, options: &TicketOptions) -> Value {
+    let now = shared.clock.timestamp();
+    let ticket = shared.keyring.seal_ticket(&record.id);
+    let prompt = ticket::TicketPrompt {
+        ticket: &ticket,
+        result_tool: &options.names.result,
+        cancel_tool: &options.names.cancel,
+        result_wait: options.wait,
+        text: shared.route.tickets.text.as_deref(),
+    };
+    ticket::running_result(record, now, &prompt)
 }
 
 /// The ticket grant of a legacy client, if the client is eligible for tickets.
@@ -71,25 +61,25 @@ pub(super) fn legacy_eligibility(
     (declaration.is_some() || grant.is_named).then_some(grant)
 }
 
-/// The terms and options of a ticket for a call of this tool by a legacy client; `None` if the client is not
-/// eligible or does not have the ticket tools. A client that the operator has named in the configuration
+/// The ticket for a call with this policy by a legacy client, and the time after which the client gets it;
+/// `None` if the client is not eligible or does not have the ticket tools. A client that the operator has named in the configuration
 /// counts as having the tools, without a session or in any session opened through the proxy: some clients
 /// open a session for each call, and have read the tool list in another.
 pub(super) fn legacy_ticket_options(
     shared: &RouteContext,
     client: &LegacyClient,
     request: &LegacyRequest,
-    tool: &str,
-) -> Option<(TicketTerms, TicketOptions)> {
+    policy: &ToolPolicy,
+) -> Option<(Duration, TicketOptions)> {
     let grant = legacy_eligibility(shared, client, request)?;
-    let terms = grant.terms(&shared.route.tool_policy_for(tool, &request.rollout_membership))?;
+    let terms = grant.terms(policy)?;
     let holders = &shared.sessions.ticket_holders;
     let given_names = client.session.and_then(|session| holders.given_names(session));
     let counts_as_given = || {
         grant.is_named && client.session.is_none_or(|session| holders.client_declaration(session).is_some())
     };
     let names = given_names.or_else(|| counts_as_given().then(|| holders.free_names()))?;
-    Some((terms, TicketOptions { names, wait: terms.result_wait }))
+    Some((terms.after, TicketOptions { names, wait: terms.result_wait }))
 }
 
 /// The action of the called ticket tool, and the names of the ticket tools; `None` if the legacy client

@@ -3,9 +3,8 @@
 //! Every response is a tool result. An invalid ticket is explained in the text of the result, because clients
 //! do not show JSON-RPC errors to the model.
 
-use super::TicketOptions;
 use crate::{
-    bridge::ticket::{self as tool, TicketAction, TicketToolNames},
+    bridge::ticket::{self as tool, TicketAction, TicketOptions, TicketToolNames},
     dialect::Principal,
     protocol::{InputRequest, Method, Payload},
     proxy::{
@@ -309,7 +308,7 @@ impl ResultWatch {
 
     /// The tool result for a call that still runs: the ticket, and the text for the model.
     pub(in crate::proxy) fn running_result(&self, record: &Record) -> Value {
-        self.ticket_options.running_result(&self.shared, record)
+        super::running_result(&self.shared, record, &self.ticket_options)
     }
 
     /// The task record as last loaded.
