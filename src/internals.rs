@@ -191,7 +191,7 @@ pub mod upstream {
         HttpUpstream, NativeCall, OriginResponse, OutgoingCall, PendingServerRequest, Proxy, RequestPurpose,
         Responder, ResumedCall, ServerRequest, Subscription, TlsFiles, ToolChanges, Upstream,
         UpstreamDescription, UpstreamEvent, UpstreamEvents, UpstreamLimits, UpstreamTarget, UpstreamTimeouts,
-        UpstreamTls, in_memory,
+        UpstreamTls, duplex::in_memory,
     };
 
     pub mod lines {

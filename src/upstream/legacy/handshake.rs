@@ -9,7 +9,6 @@ use tokio::{sync::oneshot, time::timeout};
 use super::{
     check::check_later,
     message,
-    reports::ChangeNotifier,
     server::ServerContext,
     session::{SessionOwner, UpstreamSession},
 };
@@ -17,6 +16,7 @@ use crate::{
     runtime::Clock,
     upstream::{
         CallError, CallerIdentity,
+        changes::ChangeNotifier,
         transport::{InitializeRequest, RetryOnLoss, SessionEvent, Transport, TransportSession},
     },
 };

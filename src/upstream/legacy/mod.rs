@@ -22,7 +22,6 @@ mod outbound;
 mod over_lines;
 mod pool;
 mod pools;
-mod reports;
 mod request;
 mod responder;
 #[cfg(test)]
@@ -38,9 +37,9 @@ use tokio::sync::{broadcast, oneshot};
 
 use super::{
     ApplyReload, CallAnchor, CallError, CallTarget, CallerIdentity, ChangeNotification, ClientSession,
-    Config, Deferral, HttpRequest, HttpResponse, NativeCall, OriginRequest, OriginResponse, OutgoingCall,
-    ProcessTable, ReadyServer, Responder, ResumedCall, ServerUrl, Subscription, Upstream,
-    UpstreamDescription, UpstreamEvent, UpstreamEvents, UpstreamHealth, UpstreamSetupError,
+    Config, Deferral, HttpRequest, HttpResponse, NativeCall, OffStreamCall, OriginRequest, OriginResponse,
+    OutgoingCall, ProcessTable, ReadyServer, Responder, ResumedCall, ServerUrl, Subscription, ToolChanges,
+    Upstream, UpstreamDescription, UpstreamEvent, UpstreamEvents, UpstreamHealth, UpstreamSetupError,
     background::BackgroundTasks,
     transport::{ResumedSession, RetryOnLoss, Transport, TransportSession},
 };
@@ -59,9 +58,6 @@ use request::CallRequest;
 use responder::SessionResponder;
 use server::ServerContext;
 use session::UpstreamSession;
-
-pub use off_stream::{GetStreamEvent, OffStreamCall};
-pub use reports::ToolChanges;
 
 pub(crate) use attribution::sole_call;
 

@@ -15,13 +15,13 @@ use std::{
 use tokio::time::{interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{emulated::EmulatedSessions, pool::SessionPool, reports::ChangeNotifier, server::ServerContext};
+use super::{emulated::EmulatedSessions, pool::SessionPool, server::ServerContext};
 use crate::{
     dialect::{ClientInfo, Credentials, Principal},
     protocol::Capabilities,
     runtime::ConnectionReclaimer,
     telemetry::Limit,
-    upstream::{CallerIdentity, transport::Transport},
+    upstream::{CallerIdentity, changes::ChangeNotifier, transport::Transport},
 };
 
 /// Session pools of one server, one for each identity.

@@ -23,7 +23,6 @@ use super::{
     mailbox::{CallMessage, SessionMailbox},
     message,
     outbound::{OutboundMessage, OutboundQueue, QUEUE_WAIT, QueuedMessage, RETRY_PAUSES},
-    reports::ChangeNotifier,
     request::CallRequest,
     server::{OpenSessionGuard, ServerContext},
 };
@@ -34,6 +33,7 @@ use crate::{
     telemetry::{MessageUndelivered, metrics},
     upstream::{
         CallAnchor, CallError, Deferral, UpstreamDescription,
+        changes::ChangeNotifier,
         transport::{RetryOnLoss, Transport, TransportSession},
     },
 };

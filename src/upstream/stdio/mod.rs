@@ -2,7 +2,7 @@
 //!
 //! A session is a process: `command` describes its start, `child` is one process from start to end,
 //! `supervisor` watches it from outside the proxy. `lines` splits its output, `message_line` writes its
-//! input, `stderr` collects its standard error, `process_table` lists all processes for operators,
+//! input, `stderr` collects its standard error, `process_registry` lists all processes for operators,
 //! `initialize` is the handshake, `start_limiter` decides when a process may be started again. The manual's
 //! page is [`processes`](crate::manual::processes).
 //!
@@ -15,7 +15,7 @@ mod command;
 mod initialize;
 pub mod lines;
 mod message_line;
-mod process_table;
+mod process_registry;
 mod start_limiter;
 mod stderr;
 mod supervisor;
@@ -25,7 +25,6 @@ mod tests;
 pub use command::{
     DEFAULT_MAX_PROCESSES, EnvInheritance, EnvVariables, OWN_PREFIX, ProcessSharing, ServerCommand, StartMode,
 };
-pub use process_table::ProcessTable;
 pub use supervisor::supervise;
 
 use bytes::Bytes;
@@ -50,8 +49,8 @@ use tokio::{
 };
 
 use super::{
-    ApplyReload, CallError, CallerIdentity, Config, Upstream, UpstreamDescription, UpstreamLimits,
-    UpstreamSetupError,
+    ApplyReload, CallError, CallerIdentity, Config, ProcessTable, Upstream, UpstreamDescription,
+    UpstreamLimits, UpstreamSetupError,
     background::BackgroundTasks,
     legacy::LegacyUpstream,
     transport::{
@@ -71,7 +70,7 @@ use child::ProcessIo;
 use child::{ChildProcess, ProcessPermit, ProcessState, SpawnFn};
 use initialize::{ModernOnlyCache, initialize};
 use lines::{OutputLine, OutputLines, answered_call};
-use process_table::{PendingCallGuard, ProcessRegistry};
+use process_registry::{PendingCallGuard, ProcessRegistry};
 use start_limiter::{DelayReason, MAX_STARTS, StartDecision, StartLimiter};
 
 /// An [`Upstream`] for a legacy server that the proxy starts as a process.

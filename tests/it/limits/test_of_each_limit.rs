@@ -461,7 +461,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("upstream/legacy/outbound.rs MAX_BEST_EFFORT", By("undelivered_responses_are_bounded")),
     ("upstream/legacy/mailbox.rs MAX_NOTIFICATIONS", By("unread_notifications_are_bounded")),
     ("upstream/legacy/mailbox.rs MAX_BYTES", By("unread_notifications_are_bounded_in_bytes")),
-    ("upstream/legacy/reports.rs MAX_UNREAD", By("unread_notifications_are_bounded")),
+    ("upstream/changes.rs MAX_UNREAD", By("unread_notifications_are_bounded")),
     (
         "upstream/legacy/session.rs MAX_ABANDONED",
         By("a_process_that_answers_none_of_many_cancelled_calls_is_retired"),

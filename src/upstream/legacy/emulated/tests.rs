@@ -16,7 +16,9 @@ use super::session::{MAX_OPEN_REQUESTS, MAX_SUBSCRIPTIONS};
 use crate::{
     dialect::Principal,
     protocol::headers::SESSION_ID,
-    upstream::{Config, HttpRequest, HttpResponse, RequestPurpose, Upstream, UpstreamLimits, in_memory},
+    upstream::{
+        Config, HttpRequest, HttpResponse, RequestPurpose, Upstream, UpstreamLimits, duplex::in_memory,
+    },
 };
 
 /// Messages that a child sends, and those it receives that are not requests.

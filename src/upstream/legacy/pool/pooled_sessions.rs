@@ -7,8 +7,8 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-use super::super::{reports::ReportingSession, request::CallRequest, session::UpstreamSession};
-use crate::upstream::{CallError, Deferral, UpstreamLimits, transport::Transport};
+use super::super::{request::CallRequest, session::UpstreamSession};
+use crate::upstream::{CallError, Deferral, UpstreamLimits, changes::ReportingSession, transport::Transport};
 
 /// Sessions of a pool and its queue of calls that wait for a grant of type `T`. Locked for a few statements
 /// only, never while waiting.

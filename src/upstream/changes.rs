@@ -6,7 +6,19 @@ use std::sync::{
 };
 use tokio::sync::broadcast::{Receiver, Sender};
 
-use crate::{protocol::ListKind, runtime::Mutex, upstream::ChangeNotification};
+use crate::{protocol::ListKind, runtime::Mutex};
+use bytes::Bytes;
+
+/// A change notification of a server: one of its lists, or a resource, has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChangeNotification {
+    ListChanged(ListKind),
+    /// A resource changed. `params` are the raw parameters of the notification.
+    ResourceUpdated {
+        uri: String,
+        params: Bytes,
+    },
+}
 
 /// Sends the change notifications of one principal's sessions to subscribers. Clones share the state. Costs
 /// about a hundred bytes without subscribers.
