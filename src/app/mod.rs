@@ -351,8 +351,8 @@ async fn probe_servers(servers: Vec<(Arc<str>, Arc<dyn Upstream>)>, stopping: Dr
         client_info: ClientInfo::default(),
     };
     loop {
-        let unconfirmed = servers.iter().filter(|(_, server)| server.health().is_up != Some(true));
-        // The probe updates the server's health.
+        let unconfirmed = servers.iter().filter(|(_, server)| server.status().is_up != Some(true));
+        // The probe updates the server's status.
         let probes =
             futures_util::future::join_all(unconfirmed.map(|(_, server)| server.describe(&anonymous)));
         tokio::select! {

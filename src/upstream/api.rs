@@ -1,102 +1,37 @@
 //! The interface of a server for the other folders.
 
 use super::{
-    ApplyReload, CallAnchor, CallError, CallerIdentity, ChangeNotification, ClientSession, Config, Deferral,
-    HttpRequest, HttpResponse, NativeCall, OffStreamCall, OriginRequest, OriginResponse, ProcessTable,
-    Responder, ServerUrl, ToolChanges, UpstreamDescription, UpstreamEvent, UpstreamEvents,
+    ApplyReload, CallAnchor, CallError, CallerIdentity, ChangeNotifier, Config, Deferral, HttpOrigin,
+    HttpRelay, OffStreamCall, ProcessTable, Responder, UpstreamDescription, UpstreamEvents,
     UpstreamSetupError,
 };
 use crate::{
-    dialect::{Call, Credentials, Principal},
+    dialect::{Call, Principal},
     protocol::RequestId,
 };
 use futures_util::future::BoxFuture;
-use http::HeaderMap;
 use std::sync::Arc;
-use tokio::sync::broadcast;
 
 /// An MCP server.
 pub trait Upstream: Send + Sync + 'static {
     /// Makes a call. The stream does nothing until it is polled, and is polled to its end. Dropping it before
-    /// [`UpstreamEvent::Final`] or [`UpstreamEvent::Lost`] cancels the call at the server, once. Events are
-    /// in the format of 2026-07-28.
+    /// [`UpstreamEvent::Final`](super::UpstreamEvent::Final) or
+    /// [`UpstreamEvent::Lost`](super::UpstreamEvent::Lost) cancels the call at the server, once. Events are in
+    /// the format of 2026-07-28.
     fn call(&self, call: OutgoingCall) -> UpstreamEvents;
-
-    /// Makes a call as [`Upstream::call`], in a session that a legacy client opened, in the revision of
-    /// client and server. The events are the messages on the call's own stream. The client reads the
-    /// session's GET stream; messages on the GET stream that concern the call must be given to the returned
-    /// [`OffStreamCall`]. The call is not sent again if the server lost the session.
-    fn call_in(
-        &self,
-        session: ClientSession,
-        call: NativeCall,
-    ) -> (UpstreamEvents, Option<Arc<dyn OffStreamCall>>) {
-        drop((session, call));
-        let lost = CallError::not_over_http();
-        (Box::pin(futures_util::stream::once(std::future::ready(UpstreamEvent::Lost(lost)))), None)
-    }
-
-    /// Resumes the stream of a call of the previous process, without sending the call again. `open` are the
-    /// ids of the server's unanswered requests. `None` if the server's sessions and streams cannot be
-    /// resumed. Events are in the format of 2026-07-28, or in the client's revision if the client opened the
-    /// session. An open request arrives again if the server sends it again.
-    fn resume_call(
-        &self,
-        caller: &CallerIdentity,
-        anchor: &CallAnchor,
-        open: Vec<RequestId>,
-        deferral: Deferral,
-    ) -> Option<ResumedCall> {
-        let _ = (caller, anchor, open, deferral);
-        None
-    }
-
-    /// Cancels a call of the previous process at the server. Resolves to whether the server received the
-    /// cancellation.
-    fn cancel_at(&self, caller: &CallerIdentity, anchor: &CallAnchor) -> BoxFuture<'_, bool> {
-        let _ = (caller, anchor);
-        Box::pin(std::future::ready(false))
-    }
-
-    /// Sends cancellations for these calls of a legacy client in its own session, in the background.
-    fn cancel_in(&self, session: ClientSession, calls: &[RequestId], reason: &str) {
-        let _ = (session, calls, reason);
-    }
-
-    /// Marks a call of this caller as deferred. From now on the call's session counts towards
-    /// [`UpstreamLimits::task_sessions`], so that the call delays no other call.
-    fn mark_deferred(&self, caller: &CallerIdentity, deferral: &Deferral) {
-        let _ = caller;
-        deferral.mark_deferred();
-    }
-
-    /// Whether calls take turns in a session, so that a call that awaits an input response delays others.
-    fn is_turn_based(&self) -> bool {
-        false
-    }
 
     /// Returns the description of the server from this caller's session; opens a session if there is none.
     fn describe(&self, caller: &CallerIdentity)
     -> BoxFuture<'_, Result<Arc<UpstreamDescription>, CallError>>;
 
     /// Description and call target for this caller, if they are available without waiting.
-    fn ready_server(&self, caller: &CallerIdentity) -> Option<ReadyServer> {
-        let _ = caller;
-        None
-    }
+    fn ready_server(&self, caller: &CallerIdentity) -> Option<ReadyServer>;
 
-    /// Last description of the server, from any session; `None` before the first one. Sends nothing.
-    fn last_description(&self) -> Option<Arc<UpstreamDescription>> {
-        None
-    }
+    /// What is known of the server. Sends nothing.
+    fn status(&self) -> UpstreamStatus;
 
-    /// Subscribes to the change notifications of the server in any session of this principal. A session is
-    /// kept open until the receiver is dropped.
-    fn subscribe_changes(&self, principal: Principal) -> broadcast::Receiver<ChangeNotification>;
-
-    /// Returns a tracker of changes to the server's tools in sessions of this principal from now on. Keeps no
-    /// session open; a change that may have been missed counts as a change.
-    fn tool_changes(&self, principal: Principal) -> ToolChanges;
+    /// Changes that the server reports in any session of this principal.
+    fn watch(&self, principal: Principal) -> ChangeNotifier;
 
     /// Subscribes this caller to changes of the resource at `uri`, until the returned guard is dropped.
     fn subscribe<'a>(
@@ -105,54 +40,28 @@ pub trait Upstream: Send + Sync + 'static {
         uri: &'a str,
     ) -> BoxFuture<'a, Result<Subscription, CallError>>;
 
-    /// Fetches a document by GET from the server's origin, such as protected-resource metadata. `path`
-    /// includes the query.
-    fn fetch<'a>(
-        &'a self,
-        path: &'a str,
-        credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<OriginResponse, CallError>>;
-
-    /// Whether the server receives the `Authorization` header of callers: not over stdio, and not if the
-    /// configuration sets another.
-    fn passes_authorization(&self) -> bool {
-        false
-    }
-
-    /// Sends a request to the server's origin, outside the MCP endpoint, with the client's headers. Does not
-    /// follow redirects.
-    fn request_origin(
-        &self,
-        request: OriginRequest,
-    ) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
-        drop(request);
-        Box::pin(std::future::ready(Err(CallError::not_over_http())))
-    }
-
-    /// Forwards one HTTP request of a legacy client unchanged. Dropping the future or the body before a POST
-    /// is answered is a disconnect, not a cancellation: the response is read to its end in the background,
-    /// within [`UpstreamTimeouts::call`] and [`UpstreamLimits::departed`].
+    /// Prepares a reload with other limits, timeouts and credentials. The returned closure applies them to
+    /// later requests; sessions and processes stay.
     ///
-    /// Fails for servers without Streamable HTTP.
-    fn forward(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
-        drop(request);
-        Box::pin(std::future::ready(Err(CallError::not_over_http())))
+    /// # Errors
+    /// [`UpstreamSetupError`]; nothing has changed then.
+    fn prepare_reload(&self, config: &Config) -> Result<ApplyReload, UpstreamSetupError>;
+
+    /// Closes all sessions. Resolves once the server has been informed, or after a few seconds.
+    fn close(&self) -> BoxFuture<'_, ()>;
+
+    /// Port for the requests of legacy clients; `None` if the server has no sessions for them.
+    fn http_relay(&self) -> Option<&dyn HttpRelay> {
+        None
     }
 
-    /// Whether this proxy sent a request with these headers to this server before, so that forwarding it
-    /// again would be a loop (RFC 9110, 7.6.3).
-    fn is_own_hop(&self, headers: &HeaderMap) -> bool {
-        let _ = headers;
-        false
+    /// Port to the origin of the server; `None` unless the server is reached over HTTP.
+    fn http_origin(&self) -> Option<&dyn HttpOrigin> {
+        None
     }
 
-    /// State of the server for operators.
-    fn health(&self) -> UpstreamHealth {
-        UpstreamHealth::default()
-    }
-
-    /// URL of the server; `None` for a stdio server.
-    fn address(&self) -> Option<&ServerUrl> {
+    /// Port for calls of the previous process; `None` if the server's sessions end with the process.
+    fn resumption(&self) -> Option<&dyn CallResumption> {
         None
     }
 
@@ -160,19 +69,24 @@ pub trait Upstream: Send + Sync + 'static {
     fn processes(&self) -> Option<ProcessTable> {
         None
     }
+}
 
-    /// Prepares a reload with other limits, timeouts and credentials. The returned closure applies them to
-    /// later requests; sessions and processes stay.
-    ///
-    /// # Errors
-    /// [`UpstreamSetupError`]; nothing has changed then.
-    fn prepare_reload(&self, config: &Config) -> Result<ApplyReload, UpstreamSetupError> {
-        let _ = config;
-        Ok(Box::new(|| {}))
-    }
+/// Access of this process to calls that the previous process made.
+pub trait CallResumption: Send + Sync {
+    /// Resumes the stream of a call, without sending the call again. `open` are the ids of the server's
+    /// unanswered requests. `None` if the call cannot be resumed. Events are in the format of 2026-07-28, or
+    /// in the client's revision if the client opened the session. An open request arrives again if the server
+    /// sends it again.
+    fn resume_call(
+        &self,
+        caller: &CallerIdentity,
+        anchor: &CallAnchor,
+        open: Vec<RequestId>,
+        deferral: Deferral,
+    ) -> Option<ResumedCall>;
 
-    /// Closes all sessions. Resolves once the server has been informed, or after a few seconds.
-    fn close(&self) -> BoxFuture<'_, ()>;
+    /// Cancels a call at the server. Resolves to whether the server received the cancellation.
+    fn cancel_at(&self, caller: &CallerIdentity, anchor: &CallAnchor) -> BoxFuture<'_, bool>;
 }
 
 /// Server whose description is available to a caller ([`Upstream::ready_server`]).
@@ -200,7 +114,7 @@ pub struct OutgoingCall {
     pub deferral: Option<Deferral>,
 }
 
-/// A call of the previous process that was resumed ([`Upstream::resume_call`]).
+/// A call of the previous process that was resumed ([`CallResumption::resume_call`]).
 pub struct ResumedCall {
     /// Events of the call from now on.
     pub replies: UpstreamEvents,
@@ -210,15 +124,20 @@ pub struct ResumedCall {
     pub off_stream: Option<Arc<dyn OffStreamCall>>,
 }
 
-/// State of a server.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UpstreamHealth {
+/// What is known of a server.
+#[derive(Clone, Debug, Default)]
+pub struct UpstreamStatus {
     /// Whether the last connection attempt succeeded; `None` before the first one.
     pub is_up: Option<bool>,
     /// Reason of the last failed connection attempt.
     pub failure: Option<Arc<str>>,
     /// Open sessions, without those that legacy clients opened.
     pub sessions: usize,
+    /// Whether calls take turns in a session, so that a call that awaits an input response delays others.
+    /// Never changes.
+    pub takes_turns: bool,
+    /// Last description of the server, from any session; `None` before the first one.
+    pub description: Option<Arc<UpstreamDescription>>,
 }
 
 /// Guard of a resource subscription; dropping it unsubscribes.

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use std::{
     future::pending,
     sync::{
-        Arc,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
 use tokio::sync::Notify;
 
-/// Deferral state of a call ([`Upstream::mark_deferred`]), and requests of its task to the call. Clones share
+/// Deferral state of a call ([`Deferral::mark_deferred`]), and requests of its task to the call. Clones share
 /// the state.
 #[derive(Clone, Debug, Default)]
 pub struct Deferral(Arc<DeferralState>);
@@ -23,6 +23,14 @@ struct DeferralState {
     is_released: AtomicBool,
     /// Resume position of the call, for a task that outlives the process.
     anchor: Option<AnchorUpdates>,
+    /// Observer of the deferral. Unset while the deferral changes nothing for other calls.
+    observer: OnceLock<Weak<dyn DeferralObserver>>,
+}
+
+/// Source of a call's session, where a deferred call occupies another budget than a call.
+pub(super) trait DeferralObserver: Send + Sync {
+    /// Called once the call is marked as deferred.
+    fn call_deferred(self: Arc<Self>);
 }
 
 #[derive(Debug, Default)]
@@ -64,9 +72,19 @@ impl Deferral {
         Self(Arc::new(DeferralState { anchor, ..DeferralState::default() }))
     }
 
-    /// Marks the call as deferred.
+    /// Marks the call as deferred. From now on the call's session counts towards
+    /// [`UpstreamLimits::task_sessions`](super::UpstreamLimits::task_sessions), so that the call delays no
+    /// other call. Must not run while the call is polled.
     pub fn mark_deferred(&self) {
         self.0.is_deferred.store(true, Ordering::Relaxed);
+        if let Some(observer) = self.0.observer.get().and_then(Weak::upgrade) {
+            observer.call_deferred();
+        }
+    }
+
+    /// Sets the observer, if there is none.
+    pub(super) fn set_observer(&self, observer: Weak<dyn DeferralObserver>) {
+        let _ = self.0.observer.set(observer);
     }
 
     /// Whether the call is deferred.

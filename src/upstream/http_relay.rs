@@ -1,10 +1,32 @@
-//! Calls in a legacy client's own session.
+//! Requests and calls of legacy clients over HTTP.
 
-use super::Deferral;
+use super::{CallError, ClientSession, Deferral, HttpRequest, HttpResponse, UpstreamEvents};
 use crate::protocol::{Frame, Method, RequestId};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use std::{sync::Arc, time::Instant};
+
+/// A server's side of the sessions of legacy clients over HTTP. The sessions are the server's own, or emulated.
+pub trait HttpRelay: Send + Sync {
+    /// Forwards one HTTP request of a legacy client, over HTTP unchanged. Dropping the future or the body
+    /// before a POST is answered is a disconnect, not a cancellation: the response is read to its end in the
+    /// background, within [`UpstreamTimeouts::call`](super::UpstreamTimeouts::call) and
+    /// [`UpstreamLimits::departed`](super::UpstreamLimits::departed).
+    fn forward(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, CallError>>;
+
+    /// Makes a call as [`Upstream::call`](super::Upstream::call), in a session that a legacy client opened, in
+    /// the revision of client and server. The events are the messages on the call's own stream. The client
+    /// reads the session's GET stream; messages on the GET stream that concern the call must be given to the
+    /// returned [`OffStreamCall`]. The call is not sent again if the server lost the session.
+    fn call_in(
+        &self,
+        session: ClientSession,
+        call: NativeCall,
+    ) -> (UpstreamEvents, Option<Arc<dyn OffStreamCall>>);
+
+    /// Sends cancellations for these calls of a legacy client in its own session, in the background.
+    fn cancel_in(&self, session: ClientSession, calls: &[RequestId], reason: &str);
+}
 
 /// A call in the revision of its client and server, sent in the client's own session.
 #[derive(Clone, Debug)]

@@ -1,8 +1,6 @@
 //! Connections to MCP servers.
 //!
-//! An [`Upstream`] (`api`) is one server for the other folders: it takes calls in the format of 2026-07-28 and
-//! yields for each [`UpstreamEvent`]s in that format. It hides sessions, transports, eras and resumption.
-//!
+//! An [`Upstream`] (`api`) is one server: it takes calls in the format of 2026-07-28 and yields their events.
 //! `legacy` implements it for legacy servers over a `transport`: `http` (Streamable HTTP, over connections of
 //! `http1`) or `stdio` (pipes of a process). Begin with `api`, then `legacy/mod.rs`.
 
@@ -31,10 +29,13 @@ pub mod stdio;
 mod transport;
 
 pub use self::http::HttpUpstream;
-pub use api::{CallTarget, OutgoingCall, ReadyServer, ResumedCall, Subscription, Upstream, UpstreamHealth};
+pub use api::{
+    CallResumption, CallTarget, OutgoingCall, ReadyServer, ResumedCall, Subscription, Upstream,
+    UpstreamStatus,
+};
 pub use call_error::CallError;
 pub use caller::{CallerIdentity, ClientSession};
-pub use changes::{ChangeNotification, ToolChanges};
+pub use changes::{ChangeNotification, ChangeNotifier, ToolChanges};
 pub use config::{
     ApplyReload, Config, DEFAULT_MAX_CONNECTIONS, UpstreamLimits, UpstreamSetupError, UpstreamTimeouts,
 };
@@ -47,8 +48,8 @@ pub use event::{
 pub use forward::{
     BackgroundRead, HttpRequest, HttpResponse, HttpResponseBody, RequestPurpose, ResponseInterest,
 };
-pub use http_origin::{OriginRequest, OriginResponse};
-pub use http_relay::{GetStreamEvent, NativeCall, OffStreamCall};
+pub use http_origin::{HttpOrigin, OriginRequest, OriginResponse};
+pub use http_relay::{GetStreamEvent, HttpRelay, NativeCall, OffStreamCall};
 pub use http1::{Proxy, ProxyUrlError, TlsError, TlsFiles, UpstreamTls};
 pub use process_table::ProcessTable;
 pub use server_url::ServerUrl;

@@ -9,9 +9,9 @@
 //! leases of sessions and the order of messages are the same for all transports.
 
 use super::{
-    ApplyReload, CallAnchor, CallError, CallerIdentity, ClientSession, Config, HttpRequest, HttpResponse,
-    OriginRequest, OriginResponse, ProcessTable, ServerUrl, UpstreamDescription, UpstreamLimits,
-    UpstreamSetupError, negotiation::RevisionOffers,
+    ApplyReload, CallAnchor, CallError, CallerIdentity, ClientSession, Config, HttpOrigin, HttpRequest,
+    HttpResponse, ProcessTable, UpstreamDescription, UpstreamLimits, UpstreamSetupError,
+    negotiation::RevisionOffers,
 };
 use crate::{
     dialect::{Credentials, translate},
@@ -72,11 +72,6 @@ pub trait Transport: Send + Sync + 'static {
         IdleRounds::default()
     }
 
-    /// URL of the server, if it has one.
-    fn address(&self) -> Option<&ServerUrl> {
-        None
-    }
-
     /// Sends an [`InitializeRequest`] on behalf of a caller. Returns the server's description and the opened
     /// session.
     fn open(
@@ -130,35 +125,11 @@ pub trait Transport: Send + Sync + 'static {
         false
     }
 
-    /// Implements [`super::Upstream::forward`].
+    /// Implements [`super::HttpRelay::forward`].
     fn forward(
         self: &Arc<Self>,
         request: HttpRequest,
     ) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
-        drop(request);
-        ready(Err(CallError::not_over_http())).boxed()
-    }
-
-    /// Implements [`super::Upstream::fetch`].
-    fn fetch<'a>(
-        &'a self,
-        path: &'a str,
-        credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
-        let _ = (path, credentials);
-        ready(Err(CallError::not_over_http())).boxed()
-    }
-
-    /// Implements [`super::Upstream::passes_authorization`].
-    fn passes_authorization(&self) -> bool {
-        false
-    }
-
-    /// Implements [`super::Upstream::request_origin`].
-    fn request_origin(
-        self: &Arc<Self>,
-        request: OriginRequest,
-    ) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
         drop(request);
         ready(Err(CallError::not_over_http())).boxed()
     }
@@ -178,10 +149,9 @@ pub trait Transport: Send + Sync + 'static {
         None
     }
 
-    /// Implements [`super::Upstream::is_own_hop`].
-    fn is_own_hop(&self, headers: &HeaderMap) -> bool {
-        let _ = headers;
-        false
+    /// Implements [`super::Upstream::http_origin`].
+    fn http_origin(&self) -> Option<&dyn HttpOrigin> {
+        None
     }
 }
 

@@ -229,9 +229,15 @@ async fn notify_cancelled(
     let principal = Principal::from_bytes(record.owner.principal);
     let (capabilities, client_info) = (Arc::new(Capabilities::none()), ClientInfo::default());
     let caller = CallerIdentity { principal, credentials, capabilities, client_info };
+    let cancelling = async {
+        match shared.upstream.resumption() {
+            Some(server) => server.cancel_at(&caller, &anchor.call).await,
+            None => false,
+        }
+    };
     tokio::select! {
         () = shared.overdue.stopped() => return,
-        is_notified = shared.upstream.cancel_at(&caller, &anchor.call) => fate.record_cancelled(is_notified),
+        is_notified = cancelling => fate.record_cancelled(is_notified),
     }
     let _ = shared.ledger.remove_anchor(&lease.id).await;
 }

@@ -32,8 +32,8 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    ApplyReload, CallAnchor, CallError, CallerIdentity, ClientSession, Config, OriginRequest, OriginResponse,
-    ServerUrl, UpstreamDescription, UpstreamSetupError,
+    ApplyReload, CallAnchor, CallError, CallerIdentity, ClientSession, Config, HttpOrigin, ServerUrl,
+    UpstreamDescription, UpstreamSetupError,
     background::BackgroundTasks,
     forward::{HttpRequest, HttpResponse},
     http1::{self, ConnectionReuse, CookieJar, PendingResponse, SendOptions, TrafficClass},
@@ -79,10 +79,6 @@ impl Transport for StreamableHttp {
     type Session = HttpSession;
 
     const IS_HTTP: bool = true;
-
-    fn address(&self) -> Option<&ServerUrl> {
-        Some(&self.url)
-    }
 
     async fn open(
         self: &Arc<Self>,
@@ -144,28 +140,8 @@ impl Transport for StreamableHttp {
         forward::forward(Arc::clone(self), request).boxed()
     }
 
-    fn fetch<'a>(
-        &'a self,
-        path: &'a str,
-        credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
-        self.fetch_document(path, credentials).boxed()
-    }
-
-    fn passes_authorization(&self) -> bool {
-        !self.config.load().headers.contains_key(http::header::AUTHORIZATION)
-    }
-
-    fn request_origin(
-        self: &Arc<Self>,
-        request: OriginRequest,
-    ) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
-        let server = Arc::clone(self);
-        async move { server.send_to_origin(request).await }.boxed()
-    }
-
-    fn is_own_hop(&self, headers: &HeaderMap) -> bool {
-        self.via.is_in(headers)
+    fn http_origin(&self) -> Option<&dyn HttpOrigin> {
+        Some(self)
     }
 }
 

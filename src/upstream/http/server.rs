@@ -1,7 +1,7 @@
 //! One server over HTTP: its configuration, requests outside sessions, and error responses.
 
 use bytes::Bytes;
-use futures_util::FutureExt;
+use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header, uri::PathAndQuery};
 use http_body::Body;
 use http_body_util::{BodyExt, Limited};
@@ -14,7 +14,8 @@ use crate::{
     protocol::{ErrorObject, Frame, Kind},
     runtime::{Network, SwapCell, resize_semaphore},
     upstream::{
-        ApplyReload, CallError, Config, OriginRequest, OriginResponse, ServerUrl, UpstreamSetupError,
+        ApplyReload, CallError, Config, HttpOrigin, OriginRequest, OriginResponse, ServerUrl,
+        UpstreamSetupError,
         background::BackgroundTasks,
         http1::{
             self, ConnectionReuse, HttpClient, IncomingBody, PendingResponse, SendOptions, TrafficClass,
@@ -54,7 +55,7 @@ pub(in crate::upstream) const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs
 /// Limit of a server's text that is repeated in an error, in characters.
 const MAX_DETAIL_CHARS: usize = 200;
 /// Limit of a response body of the server's origin, such as that of
-/// [`Upstream::fetch`](crate::upstream::Upstream::fetch), in bytes.
+/// [`HttpOrigin::fetch`], in bytes.
 const MAX_DOCUMENT_BYTES: usize = 1 << 20;
 
 // === impl StreamableHttp ===
@@ -175,8 +176,7 @@ impl StreamableHttp {
         }
     }
 
-    /// Fetches a document ([`Upstream::fetch`](crate::upstream::Upstream::fetch)).
-    pub(super) async fn fetch_document(
+    async fn fetch_document(
         &self,
         path: &str,
         credentials: &Credentials,
@@ -203,12 +203,8 @@ impl StreamableHttp {
         };
         timeout(limit, response).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
     }
-}
 
-impl StreamableHttp {
-    /// Sends a request to the server's origin
-    /// ([`Upstream::request_origin`](crate::upstream::Upstream::request_origin)).
-    pub(super) async fn send_to_origin(&self, request: OriginRequest) -> Result<OriginResponse, CallError> {
+    async fn send_to_origin(&self, request: OriginRequest) -> Result<OriginResponse, CallError> {
         let OriginRequest { method, path, headers, body } = request;
         let path: PathAndQuery =
             path.parse().map_err(|error| CallError::Invalid(format!("{path:?} is not a path: {error}")))?;
@@ -228,6 +224,32 @@ impl StreamableHttp {
             Ok(OriginResponse { status: head.status, headers: hop::strip_hop_headers(head.headers), body })
         };
         timeout(limit, response).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
+    }
+}
+
+impl HttpOrigin for StreamableHttp {
+    fn url(&self) -> &ServerUrl {
+        &self.url
+    }
+
+    fn is_own_hop(&self, headers: &HeaderMap) -> bool {
+        self.via.is_in(headers)
+    }
+
+    fn passes_authorization(&self) -> bool {
+        !self.config.load().headers.contains_key(header::AUTHORIZATION)
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        path: &'a str,
+        credentials: &'a Credentials,
+    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
+        self.fetch_document(path, credentials).boxed()
+    }
+
+    fn request(&self, request: OriginRequest) -> BoxFuture<'_, Result<OriginResponse, CallError>> {
+        self.send_to_origin(request).boxed()
     }
 }
 

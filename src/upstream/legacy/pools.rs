@@ -3,7 +3,6 @@
 use dashmap::DashMap;
 use foldhash::fast::RandomState;
 use futures_util::{StreamExt, stream};
-use smallvec::SmallVec;
 use std::{
     hash::{Hash, Hasher},
     sync::{
@@ -246,15 +245,6 @@ impl<W: Transport> SessionPools<W> {
         };
         let pool = same_principal.filter(|pool| !pool.is_empty()).max_by_key(|pool| declared(pool))?;
         Some(pool.value().clone())
-    }
-
-    /// Pools that may have calls of this caller.
-    pub(super) fn pools_for(&self, caller: &CallerIdentity) -> SmallVec<[Arc<SessionPool<W>>; 1]> {
-        if W::IS_COSTLY {
-            // Few, and each may have this caller's calls.
-            return self.pools.iter().map(|pool| pool.value().clone()).collect();
-        }
-        self.pools.get(&PoolKey(caller.clone())).map(|pool| pool.value().clone()).into_iter().collect()
     }
 
     /// Change notifier of a principal; created on first use.

@@ -13,7 +13,7 @@ use super::outbound::{ClientQueues, OutboundLimiter};
 use crate::{
     runtime::{Clock, Mutex, SwapCell, SystemClock},
     upstream::{
-        Config, UpstreamDescription, UpstreamHealth, background::BackgroundTasks,
+        Config, UpstreamDescription, UpstreamStatus, background::BackgroundTasks,
         negotiation::RememberedOffer, own_ids, transport::Transport,
     },
 };
@@ -73,12 +73,13 @@ impl Drop for OpenSessionGuard {
 }
 
 impl<W: Transport> ServerContext<W> {
-    /// State of the server for operators: reachability, last failure and number of open sessions.
-    pub(super) fn health(&self) -> UpstreamHealth {
-        UpstreamHealth {
+    pub(super) fn status(&self) -> UpstreamStatus {
+        UpstreamStatus {
             is_up: self.transport.is_up(),
             failure: self.transport.failure(),
             sessions: self.open_sessions.load(Ordering::Relaxed),
+            takes_turns: W::IS_COSTLY,
+            description: self.description.lock().clone(),
         }
     }
 
@@ -140,11 +141,6 @@ impl<W: Transport> ServerContext<W> {
     /// Stores the description from a handshake.
     pub(super) fn set_description(&self, description: &Arc<UpstreamDescription>) {
         *self.description.lock() = Some(Arc::clone(description));
-    }
-
-    /// Description from the last handshake; `None` before the first.
-    pub(super) fn last_description(&self) -> Option<Arc<UpstreamDescription>> {
-        self.description.lock().clone()
     }
 }
 

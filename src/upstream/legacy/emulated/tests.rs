@@ -73,7 +73,7 @@ async fn post(server: &dyn Upstream, session: Option<&HeaderValue>, message: Val
         interest: None,
         timeout: None,
     };
-    let mut answer = server.forward(request).await.expect("an answer");
+    let mut answer = server.http_relay().expect("a relay").forward(request).await.expect("an answer");
     let body = poll_fn(|cx| answer.body.poll_chunk(cx)).await.transpose().expect("whole").unwrap_or_default();
     let body: Bytes = body;
     (answer, serde_json::from_slice(&body).unwrap_or_default())

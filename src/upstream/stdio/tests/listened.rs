@@ -27,7 +27,7 @@ async fn retire_by_cancel(world: &World, process: &mut Process, id: u64, capabil
 #[tokio::test(start_paused = true)]
 async fn no_process_is_started_for_listeners_if_one_of_another_set_reports_to_them() {
     let mut world = World::new();
-    let _heard = world.server.subscribe_changes(Principal::ANONYMOUS);
+    let _heard = world.server.watch(Principal::ANONYMOUS).subscribe();
     let [mut first, mut second] = two_idle_processes(&mut world).await;
     retire_by_cancel(&world, &mut first, 3, ASKABLE).await;
     while first.stdin.next_line().await.expect("it can be read").is_some() {}
@@ -43,7 +43,7 @@ async fn no_process_is_started_for_listeners_if_one_of_another_set_reports_to_th
 #[tokio::test(start_paused = true)]
 async fn one_process_is_kept_for_listeners() {
     let mut world = World::new();
-    let heard = world.server.subscribe_changes(Principal::ANONYMOUS);
+    let heard = world.server.watch(Principal::ANONYMOUS).subscribe();
     let mut processes = vec![idle_process(&mut world, 1, MUTE).await];
     processes.extend(two_idle_processes(&mut world).await);
     let ended = async |processes: &mut Vec<Process>, after: Duration| {
@@ -71,7 +71,7 @@ async fn one_process_is_kept_for_listeners() {
 #[tokio::test(start_paused = true)]
 async fn the_only_process_ends_without_waiting_for_another() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
-    let _heard = world.server.subscribe_changes(Principal::ANONYMOUS);
+    let _heard = world.server.watch(Principal::ANONYMOUS).subscribe();
     let mut process = idle_process(&mut world, 1, ASKABLE).await;
     let began = world.clock.now();
     retire_by_cancel(&world, &mut process, 2, ASKABLE).await;
