@@ -34,6 +34,13 @@ pub struct ClientSession {
 // === impl CallerIdentity ===
 
 impl CallerIdentity {
+    /// Identity of a principal, without credentials and capabilities.
+    pub fn of_principal(principal: Principal) -> Self {
+        let capabilities = Arc::new(Capabilities::none());
+        let (credentials, client_info) = (Credentials::default(), ClientInfo::default());
+        Self { principal, credentials, capabilities, client_info }
+    }
+
     /// Identity under which a caller's calls share sessions.
     pub fn from_caller(caller: &Caller) -> Self {
         Self {

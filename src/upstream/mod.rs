@@ -21,7 +21,6 @@ pub mod http1;
 mod http_origin;
 mod http_relay;
 mod legacy;
-mod negotiation;
 pub mod own_ids;
 mod process_table;
 mod server_url;

@@ -16,6 +16,7 @@ mod handshake;
 mod listeners;
 mod mailbox;
 mod message;
+mod negotiation;
 mod off_stream;
 mod outbound;
 #[cfg(test)]
@@ -41,7 +42,7 @@ use super::{
     UpstreamDescription, UpstreamEvent, UpstreamEvents, UpstreamSetupError, UpstreamStatus,
     background::BackgroundTasks,
     deferral::DeferralObserver,
-    transport::{ResumedSession, RetryOnLoss, Transport, TransportSession},
+    transport::{ResumedSession, RetryOnLoss, SessionKind, Transport, TransportSession},
 };
 use crate::{
     dialect::{Call, ExtraHeaders, Principal, translate},
@@ -82,7 +83,8 @@ impl<W: Transport> LegacyUpstream<W> {
         net: &Network,
     ) -> Self {
         let server = Arc::new(ServerContext::new(transport, route, config, work));
-        let emulated = (!W::IS_HTTP).then(|| Arc::new(EmulatedSessions::new(server.clone())));
+        let emulated =
+            (W::SESSIONS == SessionKind::Process).then(|| Arc::new(EmulatedSessions::new(server.clone())));
         let pools = Arc::new(SessionPools::new(server, emulated));
         if let Some(limiter) = net.limiter() {
             let reclaimer: Weak<SessionPools<W>> = Arc::downgrade(&pools);
@@ -200,7 +202,7 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
     }
 
     fn resumption(&self) -> Option<&dyn CallResumption> {
-        W::IS_HTTP.then_some(self as &dyn CallResumption)
+        self.0.emulated.is_none().then_some(self as &dyn CallResumption)
     }
 
     fn processes(&self) -> Option<ProcessTable> {

@@ -16,8 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{emulated::EmulatedSessions, pool::SessionPool, server::ServerContext};
 use crate::{
-    dialect::{ClientInfo, Credentials, Principal},
-    protocol::Capabilities,
+    dialect::Principal,
     runtime::ConnectionReclaimer,
     telemetry::Limit,
     upstream::{CallerIdentity, changes::ChangeNotifier, transport::Transport},
@@ -249,14 +248,8 @@ impl<W: Transport> SessionPools<W> {
 
     /// Change notifier of a principal; created on first use.
     pub(super) fn notifier(&self, principal: Principal) -> ChangeNotifier {
-        let (credentials, capabilities) = (Credentials::default(), Arc::new(Capabilities::none()));
-        let client_info = ClientInfo::default();
-        self.notifier_for(
-            self.server
-                .transport
-                .pool_key(&CallerIdentity { principal, credentials, capabilities, client_info })
-                .principal,
-        )
+        let identity = self.server.transport.pool_key(&CallerIdentity::of_principal(principal));
+        self.notifier_for(identity.principal)
     }
 
     fn notifier_for(&self, principal: Principal) -> ChangeNotifier {
@@ -372,6 +365,7 @@ impl Hash for PoolKey {
 mod tests {
     use super::*;
     use crate::{
+        dialect::{ClientInfo, Credentials},
         protocol::Capabilities,
         upstream::{Config, HttpUpstream, UpstreamLimits},
     };

@@ -9,12 +9,15 @@ use std::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::outbound::{ClientQueues, OutboundLimiter};
+use super::{
+    negotiation::RememberedOffer,
+    outbound::{ClientQueues, OutboundLimiter},
+};
 use crate::{
     runtime::{Clock, Mutex, SwapCell, SystemClock},
     upstream::{
-        Config, UpstreamDescription, UpstreamStatus, background::BackgroundTasks,
-        negotiation::RememberedOffer, own_ids, transport::Transport,
+        Config, UpstreamDescription, UpstreamStatus, background::BackgroundTasks, own_ids,
+        transport::Transport,
     },
 };
 
@@ -74,9 +77,10 @@ impl Drop for OpenSessionGuard {
 
 impl<W: Transport> ServerContext<W> {
     pub(super) fn status(&self) -> UpstreamStatus {
+        let last_attempt = self.transport.last_attempt();
         UpstreamStatus {
-            is_up: self.transport.is_up(),
-            failure: self.transport.failure(),
+            is_up: last_attempt.as_ref().map(Result::is_ok),
+            failure: last_attempt.and_then(Result::err),
             sessions: self.open_sessions.load(Ordering::Relaxed),
             takes_turns: W::IS_COSTLY,
             description: self.description.lock().clone(),

@@ -116,27 +116,19 @@ const MAY_ASK_THE_ERA: &[(&str, &str)] = &[
         "upstream/legacy/emulated/initialize.rs",
         "the handshake of a hosted session: which revision it agrees on",
     ),
+    (
+        "upstream/legacy/handshake.rs",
+        "a refusal of our handshake may say what the server speaks, and a process is asked for it",
+    ),
     ("upstream/legacy/message.rs", "the revision that our own handshake asks for"),
     (
-        "upstream/negotiation.rs",
+        "upstream/legacy/negotiation.rs",
         "which revision our own handshake asks for, where a server refuses the newest",
     ),
-    ("upstream/stdio/initialize.rs", "asks a process that refuses our handshake what it speaks"),
-    ("upstream/transport.rs", "a refusal of our handshake may say what the server speaks"),
 ];
 /// What implements `Upstream`, or what those parts are made of.
-const BELOW_THE_INTERFACE: &[&str] = &[
-    "HttpUpstream",
-    "StdioUpstream",
-    "create",
-    "duplex",
-    "http",
-    "http1",
-    "legacy",
-    "negotiation",
-    "stdio",
-    "transport",
-];
+const BELOW_THE_INTERFACE: &[&str] =
+    &["HttpUpstream", "StdioUpstream", "create", "duplex", "http", "http1", "legacy", "stdio", "transport"];
 const PEERS: &[&str] = &["cli", "client", "demo", "protocol"];
 
 #[test]
