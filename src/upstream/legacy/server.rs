@@ -76,6 +76,7 @@ impl Drop for OpenSessionGuard {
 }
 
 impl<W: Transport> ServerContext<W> {
+    /// What is known of the server, with the number of its open sessions.
     pub(super) fn status(&self) -> UpstreamStatus {
         let last_attempt = self.transport.last_attempt();
         UpstreamStatus {
