@@ -188,11 +188,12 @@ pub mod telemetry {
 
 pub mod upstream {
     pub use crate::upstream::{
-        CallAnchor, CallError, CallerIdentity, ChangeNotification, ClientSession, Config, Deferral,
-        HttpUpstream, NativeCall, OriginResponse, OutgoingCall, PendingServerRequest, Proxy, RequestPurpose,
-        Responder, ResumedCall, ServerRequest, Subscription, TlsFiles, ToolChanges, Upstream,
-        UpstreamDescription, UpstreamEvent, UpstreamEvents, UpstreamLimits, UpstreamTarget, UpstreamTimeouts,
-        UpstreamTls, in_memory,
+        ApplyReload, CallAnchor, CallError, CallResumption, CallerIdentity, ChangeNotification,
+        ChangeNotifier, ClientSession, Config, Deferral, HttpOrigin, HttpRelay, HttpUpstream, NativeCall,
+        OriginResponse, OutgoingCall, PendingServerRequest, Proxy, ReadyServer, RequestPurpose, Responder,
+        ResumedCall, ServerRequest, Subscription, TlsFiles, ToolChanges, Upstream, UpstreamDescription,
+        UpstreamEvent, UpstreamEvents, UpstreamLimits, UpstreamSetupError, UpstreamStatus, UpstreamTarget,
+        UpstreamTimeouts, UpstreamTls, duplex::in_memory,
     };
 
     pub mod lines {

@@ -25,7 +25,7 @@ pub(super) fn readiness(
         return unavailable(r#"{"status":"stopping"}"#.to_owned());
     }
     let unreachable =
-        required.into_iter().flatten().filter_map(|(route, server)| match server.health().is_up {
+        required.into_iter().flatten().filter_map(|(route, server)| match server.status().is_up {
             Some(true) => None,
             Some(false) => Some((&**route, "cannot be reached")),
             None => Some((&**route, "has not been contacted yet")),

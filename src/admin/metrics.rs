@@ -28,11 +28,11 @@ struct ToolView<'a> {
 pub(super) async fn prometheus_text(servers: &RouteServers, ledger: &TaskLedger) -> Bytes {
     let tasks = count_tasks(ledger).await.into_iter().map(|tally| (tally.route, tally.status, tally.tasks));
     let servers = servers.iter().map(|(route, server)| {
-        let health = server.health();
+        let status = server.status();
         ServerSnapshot {
             route: route.clone(),
-            is_up: health.is_up,
-            sessions: health.sessions,
+            is_up: status.is_up,
+            sessions: status.sessions,
             children: server.processes().map(|processes| processes.running.len()),
         }
     });

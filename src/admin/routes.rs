@@ -48,7 +48,7 @@ pub(super) fn routes_json(routes: &[RouteEntry]) -> Bytes {
 }
 
 fn route_view(RouteEntry { route, server, upstream }: &RouteEntry) -> RouteView<'_> {
-    let (defer, health) = (&route.defer, upstream.health());
+    let (defer, status) = (&route.defer, upstream.status());
     RouteView {
         path: &route.path,
         mode: defer.mode.as_str(),
@@ -57,9 +57,9 @@ fn route_view(RouteEntry { route, server, upstream }: &RouteEntry) -> RouteView<
         rollout: defer.rollout.as_ref().map(ToString::to_string),
         tools: route.tools.iter().map(|rule| tool_rule_view(rule, defer)).collect(),
         server,
-        failure: health.failure.filter(|_| health.is_up == Some(false)).map(|error| error.to_string()),
-        is_up: health.is_up,
-        sessions: health.sessions,
+        failure: status.failure.filter(|_| status.is_up == Some(false)).map(|error| error.to_string()),
+        is_up: status.is_up,
+        sessions: status.sessions,
         children: upstream.processes().map(|processes| processes.running.len()),
         in_flight: metrics::requests_in_flight(&route.path),
     }

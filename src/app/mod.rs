@@ -13,10 +13,10 @@ pub use run::{ConfigSource, PendingWork, StopTriggers, run};
 use crate::{
     admin,
     config::{self, Config, DrainTimes},
-    dialect::{ClientInfo, Credentials, Principal, PrincipalKey},
+    dialect::{Principal, PrincipalKey},
     front::{self, FrontReload},
     policy,
-    protocol::{Capabilities, ClockOffset},
+    protocol::ClockOffset,
     proxy::{AnchorSeal, OperatorTasks, TaskLedger},
     runtime::{
         Clock, ConnectionLimiter, DescriptorLimit, DescriptorShares, Drain, DrainWatch, Network, SteadyClock,
@@ -342,15 +342,10 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Probes servers that are not known to be reachable, until shutdown.
 async fn probe_servers(servers: Vec<(Arc<str>, Arc<dyn Upstream>)>, stopping: DrainWatch) {
-    let anonymous = CallerIdentity {
-        principal: Principal::ANONYMOUS,
-        credentials: Credentials::default(),
-        capabilities: Arc::new(Capabilities::none()),
-        client_info: ClientInfo::default(),
-    };
+    let anonymous = CallerIdentity::of_principal(Principal::ANONYMOUS);
     loop {
-        let unconfirmed = servers.iter().filter(|(_, server)| server.health().is_up != Some(true));
-        // The probe updates the server's health.
+        let unconfirmed = servers.iter().filter(|(_, server)| server.status().is_up != Some(true));
+        // The probe updates the server's status.
         let probes =
             futures_util::future::join_all(unconfirmed.map(|(_, server)| server.describe(&anonymous)));
         tokio::select! {

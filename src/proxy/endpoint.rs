@@ -27,7 +27,7 @@ use crate::{
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::{HeaderMap, Uri, header::VIA};
 use std::{
-    future::Future,
+    future::{Future, ready},
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
@@ -58,6 +58,7 @@ impl Endpoint {
         let (active_work, stopping) = stopping.child();
         let (listeners, closing) = closing.child();
         let state = RouteState {
+            takes_turns: upstream.status().takes_turns,
             upstream,
             ledger,
             clock,
@@ -201,12 +202,13 @@ impl RouteService for Endpoint {
     }
 
     fn is_reachable(&self) -> bool {
-        self.shared.upstream.health().is_up == Some(true)
+        self.shared.upstream.status().is_up == Some(true)
     }
 
     fn is_loop(&self, headers: &HeaderMap) -> bool {
         // Most requests have passed no proxy and carry no `Via`.
-        headers.contains_key(VIA) && self.shared.upstream.is_own_hop(headers)
+        headers.contains_key(VIA)
+            && self.shared.upstream.http_origin().is_some_and(|origin| origin.is_own_hop(headers))
     }
 
     fn track_arrival(&self) -> Option<TaskToken> {
@@ -226,22 +228,32 @@ impl RouteService for Endpoint {
         path: &'a str,
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
-        self.shared.upstream.fetch(path, credentials)
+        match self.shared.upstream.http_origin() {
+            Some(origin) => origin.fetch(path, credentials),
+            None => ready(Err(CallError::not_over_http())).boxed(),
+        }
     }
 
     fn server_url(&self) -> Option<&Uri> {
-        self.shared.upstream.address().map(ServerUrl::uri)
+        self.shared.server_url().map(ServerUrl::uri)
     }
 
     fn passes_authorization(&self) -> bool {
-        self.shared.upstream.passes_authorization()
+        self.shared.upstream.http_origin().is_some_and(|origin| origin.passes_authorization())
     }
 
     fn request_origin(
         &self,
         request: OriginRequest,
     ) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
-        self.shared.upstream.request_origin(request)
+        let shared = Arc::clone(&self.shared);
+        async move {
+            match shared.upstream.http_origin() {
+                Some(origin) => origin.request(request).await,
+                None => Err(CallError::not_over_http()),
+            }
+        }
+        .boxed()
     }
 }
 

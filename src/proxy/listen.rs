@@ -112,7 +112,7 @@ impl ListenStream {
         })?;
         let identity = CallerIdentity::from_caller(&self.caller);
         // Subscribed before the server is described: no change is missed.
-        let reports = self.shared.upstream.subscribe_changes(self.caller.principal);
+        let reports = self.shared.upstream.watch(self.caller.principal).subscribe();
         let server = self.shared.upstream.describe(&identity).await.map_err(|call_error| {
             Box::new(reply::call_end_reply(&self.call, &self.shared.route, CallEnd::Lost(call_error), None))
         })?;

@@ -17,11 +17,16 @@ use crate::{
     runtime::{Clock, Drain, DrainWatch},
     task::{Record, TaskPrincipal, TaskSharing, view::experimental},
     telemetry::trace::Tracer,
-    upstream::{CallError, CallerIdentity, Deferral, Upstream, UpstreamDescription, own_ids},
+    upstream::{
+        CallError, CallerIdentity, Deferral, HttpRequest, HttpResponse, ServerUrl, Upstream,
+        UpstreamDescription, own_ids,
+    },
 };
 use bytes::Bytes;
+use futures_util::{FutureExt, future::BoxFuture};
 use http::HeaderMap;
 use std::{
+    future::ready,
     ops::Deref,
     sync::{Arc, Weak},
 };
@@ -43,6 +48,8 @@ pub(super) struct RouteContext {
 pub(super) struct RouteState {
     /// The server behind the route.
     pub(super) upstream: Arc<dyn Upstream>,
+    /// Whether calls take turns in a session of the server ([`UpstreamStatus`](crate::upstream::UpstreamStatus)).
+    pub(super) takes_turns: bool,
     /// The tasks of all routes.
     pub(super) ledger: Arc<TaskLedger>,
     pub(super) clock: Arc<dyn Clock>,
@@ -146,10 +153,26 @@ impl RouteContext {
         Credentials::from_request(headers, &self.route.session_headers)
     }
 
+    /// URL of the server; `None` for a stdio server.
+    pub(super) fn server_url(&self) -> Option<&ServerUrl> {
+        self.upstream.http_origin().map(|origin| origin.url())
+    }
+
+    /// Forwards one HTTP request of a legacy client to the server.
+    pub(super) fn forward(
+        &self,
+        request: HttpRequest,
+    ) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
+        match self.upstream.http_relay() {
+            Some(relay) => relay.forward(request),
+            None => ready(Err(CallError::not_over_http())).boxed(),
+        }
+    }
+
     /// The last known description of the server; a placeholder if there is none. Sends no request, because
     /// replies about tasks must not wait for the server.
     pub(super) fn server_description(&self) -> Arc<UpstreamDescription> {
-        self.upstream.last_description().unwrap_or_else(|| Arc::new(UpstreamDescription::unknown()))
+        self.upstream.status().description.unwrap_or_else(|| Arc::new(UpstreamDescription::unknown()))
     }
 
     /// The server info (raw JSON) for replies about a task: as recorded with the task, otherwise the last

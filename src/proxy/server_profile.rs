@@ -64,7 +64,7 @@ impl ServerProfile {
     /// Describes the server with the newest legacy revision, unless it has been described already, and
     /// records its properties.
     async fn describe_server(&self, server: &dyn Upstream, caller: CallerIdentity) -> Result<(), CallError> {
-        let server = match server.last_description() {
+        let server = match server.status().description {
             Some(description) => description,
             None => server.describe(&caller).await?,
         };

@@ -197,7 +197,7 @@ async fn read_with_timeout(
     next_id: fn() -> u64,
 ) -> ToolListSnapshot {
     // Subscribed before the read, so that the next call sees a change that happened during the read.
-    let changes = upstream.tool_changes(caller.principal);
+    let changes = upstream.watch(caller.principal).tool_changes();
     let mut pages = ToolListPages { param_headers: None, is_final: false };
     if timeout(READ_TIMEOUT, pages.read(route, upstream, caller, next_id)).await.is_err() {
         tracing::warn!(route, after = ?READ_TIMEOUT, "tools/list took too long; the tools on further pages are not known");
@@ -207,7 +207,7 @@ async fn read_with_timeout(
         true => ToolListSnapshot { param_headers: param_headers.map(Arc::new), retry_at: None, changes },
         false => {
             // The failure itself, such as a closed session, does not count as a change.
-            let changes = upstream.tool_changes(caller.principal);
+            let changes = upstream.watch(caller.principal).tool_changes();
             ToolListSnapshot {
                 param_headers: param_headers.map(Arc::new),
                 retry_at: Some(clock.now() + RETRY_DELAY),

@@ -1,13 +1,94 @@
-//! Classification of call errors: responsible party, error code, limit, and whether the call may still run.
+//! Errors of calls, and their classification: responsible party, error code, limit, and whether the call may
+//! still run.
 
-use super::{CallError, CallerIdentity, UpstreamDescription};
 use crate::{
-    dialect::Caller,
-    protocol::{ErrorOrigin, Payload, code},
+    protocol::{ErrorObject, ErrorOrigin, code},
     telemetry::Limit,
 };
-use bytes::Bytes;
-use http::StatusCode;
+use http::{HeaderValue, StatusCode};
+use std::time::Duration;
+
+/// Reason why a call or message has no response. Each text states whether the call may have run.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CallError {
+    /// No connection could be made, or the process did not start.
+    #[error("the server could not be reached: {0}")]
+    Unreachable(String),
+    #[error("no connection to the server within {0:?}")]
+    ConnectTimeout(Duration),
+    #[error("no answer from the server within {0:?}")]
+    CallTimeout(Duration),
+    #[error("the server began no response within {0:?}")]
+    FirstByteTimeout(Duration),
+    #[error("the server sent nothing for {0:?} during its answer")]
+    IdleTimeout(Duration),
+    /// The connection ended before the response; the text is the reason.
+    #[error("the connection to the server was lost before it answered: {0}; whether the call ran is unknown")]
+    Broken(String),
+    #[error("the server's session ended before it answered; whether the call ran is unknown")]
+    SessionEnded,
+    /// The server's process ended with this status.
+    #[error("the server's process ended before it answered: {0}; whether the call ran is unknown")]
+    Exited(String),
+    /// A response to the server's request could not be sent; the text is the reason.
+    #[error(
+        "a response to a request of the server could not be delivered: {0}; whether the call ran is unknown"
+    )]
+    ResponseUndelivered(String),
+    /// HTTP 401, or 403 with a challenge (`WWW-Authenticate`).
+    #[error("the server refused the credentials (HTTP {status})")]
+    Unauthorized { status: StatusCode, challenge: Option<HeaderValue> },
+    /// HTTP 403 without a challenge: other credentials would not help.
+    #[error("the server refused the request (HTTP 403): {detail}")]
+    Forbidden {
+        detail: String,
+        /// The server's JSON-RPC error, if it sent one.
+        error: Option<ErrorObject>,
+    },
+    /// HTTP error without a JSON-RPC error.
+    #[error("the server answered HTTP {status}: {detail}")]
+    Status {
+        status: StatusCode,
+        detail: String,
+        /// Value of the server's `Retry-After`.
+        retry_after: Option<String>,
+    },
+    /// A response or message of the server that is not valid, for this reason.
+    #[error("invalid response from the server: {0}")]
+    Invalid(String),
+    /// The server supports modern revisions only; holds the revisions that the server names.
+    #[error(
+        "the server supports {0} only, and the proxy supports servers up to revision 2025-11-25; a client of the server's revision can use it without the proxy"
+    )]
+    ModernOnly(String),
+    /// The handshake failed, or a limit was reached, before the request was sent: the call did not run.
+    #[error("no session with the server: {}; no call was sent", .0.without_outcome())]
+    NotSent(Box<Self>),
+    #[error("the server's answer is larger than {limit} bytes (limits.result_bytes)")]
+    TooLarge { limit: usize },
+    #[error("no free upstream session: {limit} in use ({bound}), queue full at {queue} (limits.queue)")]
+    QueueFull { limit: usize, bound: &'static str, queue: usize },
+    #[error(
+        "no session with the server came free within {after:?} (timeouts.queue): all {limit} are busy ({bound})"
+    )]
+    QueueTimeout { limit: usize, bound: &'static str, after: Duration },
+    #[error(
+        "all {limit} processes of the server are in use (upstream.instances), and none came free within {after:?} (timeouts.queue)"
+    )]
+    ProcessesInUse { limit: usize, after: Duration },
+    /// Concurrency limit was reached; `scope` names what the limit applies to.
+    #[error(
+        "the concurrency limit of {scope} is reached (concurrency), and no call ended within {after:?} (timeouts.queue); \
+         nothing was sent"
+    )]
+    ConcurrencyTimeout { scope: String, after: Duration },
+    #[error("the server's process does not read its input: {waiting} messages are waiting")]
+    InputBacklogFull { waiting: usize },
+    #[error("all {limit} connections to servers are in use (limits.upstream_connections)")]
+    ConnectionsInUse { limit: usize },
+    #[error("the proxy is shutting down; if the call had been sent, whether it ran is unknown")]
+    Closing,
+}
 
 /// Properties of an error.
 struct ErrorClass {
@@ -182,32 +263,11 @@ impl CallError {
     }
 }
 
-// === impl UpstreamDescription ===
-
-impl UpstreamDescription {
-    /// Description of a server that has not been queried: no capabilities, and a placeholder name.
-    pub fn unknown() -> Self {
-        Self {
-            version: String::new(),
-            capabilities: Payload::read(Bytes::from_static(b"{}")),
-            has_tasks: false,
-            server_info: Bytes::from_static(br#"{"name":"deferral","version":"unknown upstream"}"#),
-            instructions: None,
-            result: Bytes::new(),
-        }
+/// Returns the text of the innermost source of an error, which is where libraries put the useful reason.
+pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
     }
-}
-
-// === impl CallerIdentity ===
-
-impl CallerIdentity {
-    /// Identity under which a caller's calls share sessions.
-    pub fn from_caller(caller: &Caller) -> Self {
-        Self {
-            principal: caller.principal,
-            credentials: caller.credentials.clone(),
-            capabilities: std::sync::Arc::clone(&caller.capabilities),
-            client_info: caller.client_info.clone(),
-        }
-    }
+    cause.to_string()
 }

@@ -6,6 +6,7 @@ use http::HeaderMap;
 use std::{
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 use tokio::{
     io::{
@@ -15,12 +16,12 @@ use tokio::{
 };
 
 use super::{
-    CallError, CallerIdentity, Config, Upstream, UpstreamDescription, UpstreamSetupError,
+    CallError, CallerIdentity, Config, Upstream, UpstreamSetupError,
     background::BackgroundTasks,
     legacy::LegacyUpstream,
     transport::{
-        CallEvent, CallProgress, InitializeReply, InitializeRequest, RetryOnLoss, SessionEvent, Transport,
-        TransportSession,
+        CallEvent, CallProgress, HandshakeChannel, HandshakeEvent, RetryOnLoss, SessionEvent, SessionKind,
+        Transport, TransportSession,
     },
 };
 use crate::{
@@ -36,6 +37,14 @@ pub(super) struct DuplexTransport(pub(super) mpsc::UnboundedSender<DuplexStream>
 pub(super) struct DuplexSession {
     reader: Mutex<Option<Lines<BufReader<ReadHalf<DuplexStream>>>>>,
     writer: Arc<tokio::sync::Mutex<WriteHalf<DuplexStream>>>,
+}
+
+/// A duplex whose handshake is not complete.
+pub(super) struct DuplexChannel {
+    reader: Lines<BufReader<ReadHalf<DuplexStream>>>,
+    writer: Arc<tokio::sync::Mutex<WriteHalf<DuplexStream>>>,
+    /// Request that is written before the next message is read.
+    unsent: Option<Bytes>,
 }
 
 /// A call being written; `None` once it has been written.
@@ -69,9 +78,10 @@ async fn write(writer: &tokio::sync::Mutex<WriteHalf<DuplexStream>>, body: &[u8]
 
 impl Transport for DuplexTransport {
     type Session = DuplexSession;
+    type Channel = DuplexChannel;
 
     /// Behaves like the processes that it stands for.
-    const IS_COSTLY: bool = true;
+    const SESSIONS: SessionKind = SessionKind::Process;
 
     /// All callers share one identity.
     fn pool_key(&self, caller: &CallerIdentity) -> CallerIdentity {
@@ -79,24 +89,39 @@ impl Transport for DuplexTransport {
         CallerIdentity { principal: Principal::ANONYMOUS, client_info, ..caller.clone() }
     }
 
-    async fn open(
-        self: &Arc<Self>,
-        _: &CallerIdentity,
-        request: &mut InitializeRequest,
-    ) -> Result<(UpstreamDescription, DuplexSession), CallError> {
+    async fn open(self: &Arc<Self>, _: &CallerIdentity) -> Result<DuplexChannel, CallError> {
         let (proxy_end, server_end) = duplex(1 << 16);
         let _ = self.0.send(server_end);
         let (reader, writer) = split(proxy_end);
-        let (mut reader, writer) =
-            (BufReader::new(reader).lines(), Arc::new(tokio::sync::Mutex::new(writer)));
-        write(&writer, &request.body()).await?;
-        while let Ok(Some(line)) = reader.next_line().await {
-            let frame = Frame::parse(line.into()).expect("a message");
-            if let InitializeReply::Description(description) = request.read_reply(&frame)? {
-                return Ok((description, DuplexSession { reader: Mutex::new(Some(reader)), writer }));
-            }
+        let writer = Arc::new(tokio::sync::Mutex::new(writer));
+        Ok(DuplexChannel { reader: BufReader::new(reader).lines(), writer, unsent: None })
+    }
+}
+
+// === impl DuplexChannel ===
+
+impl HandshakeChannel for DuplexChannel {
+    type Session = DuplexSession;
+
+    fn time_limit(&self) -> Duration {
+        Duration::MAX
+    }
+
+    fn send(&mut self, _: &'static str, body: Bytes) -> Result<(), CallError> {
+        self.unsent = Some(body);
+        Ok(())
+    }
+
+    async fn receive(&mut self) -> Result<HandshakeEvent, CallError> {
+        if let Some(body) = self.unsent.take() {
+            write(&self.writer, &body).await?;
         }
-        Err(CallError::SessionEnded)
+        let line = self.reader.next_line().await.ok().flatten().ok_or(CallError::SessionEnded)?;
+        Ok(HandshakeEvent::Message(Frame::parse(line.into()).expect("a message")))
+    }
+
+    fn into_session(self, _: &str) -> Result<DuplexSession, CallError> {
+        Ok(DuplexSession { reader: Mutex::new(Some(self.reader)), writer: self.writer })
     }
 }
 

@@ -10,7 +10,7 @@
 //! starts at another id of that range. After 2^30 ids a range starts again and skips ids that are still in
 //! use ([`mark_in_use`]).
 
-use crate::runtime::random;
+use crate::{protocol::RequestId, runtime::random};
 use std::sync::{
     OnceLock,
     atomic::{AtomicU32, Ordering::Relaxed},
@@ -140,6 +140,11 @@ impl Drop for IdInUse {
             segment.fetch_sub(1, Relaxed);
         }
     }
+}
+
+/// Whether a response with this id answers the proxy's request `call`.
+pub(super) fn is_answer_to(id: &RequestId, call: u64) -> bool {
+    id.echoed_number() == Some(call)
 }
 
 #[cfg(test)]

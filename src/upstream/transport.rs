@@ -1,6 +1,7 @@
 //! Interface of a transport for sessions with a legacy server.
 //!
-//! A [`Transport`] reaches one server; a [`TransportSession`] carries the messages of one session. Each call
+//! A [`Transport`] reaches one server. It opens a [`HandshakeChannel`] and knows nothing of the handshake, which
+//! `legacy::handshake` makes; a [`TransportSession`] carries the messages of the session. Each call
 //! has a handle that is polled for events; messages outside the calls' responses are delivered by
 //! [`listen`](TransportSession::listen). A transport with one stream for all messages reports each call as
 //! [answered off-stream](CallEvent::AnsweredOffStream) and delivers everything to the listener.
@@ -9,17 +10,13 @@
 //! leases of sessions and the order of messages are the same for all transports.
 
 use super::{
-    ApplyReload, CallAnchor, CallError, CallerIdentity, ClientSession, Config, HttpRequest, HttpResponse,
-    OriginRequest, OriginResponse, ProcessTable, ServerUrl, UpstreamDescription, UpstreamLimits,
-    UpstreamSetupError, negotiation::RevisionOffers,
+    ApplyReload, CallAnchor, CallError, CallerIdentity, ClientSession, Config, HttpOrigin, HttpRequest,
+    HttpResponse, ProcessTable, UpstreamLimits, UpstreamSetupError,
 };
-use crate::{
-    dialect::{Credentials, translate},
-    protocol::{Era, ErrorObject, Frame, Kind, Payload, RequestId, Revision, code, splice::JsonObject},
-};
+use crate::{dialect::Credentials, protocol::Frame};
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 use std::{
     future::{Future, ready},
     sync::Arc,
@@ -31,16 +28,13 @@ use std::{
 pub trait Transport: Send + Sync + 'static {
     /// Session over this transport.
     type Session: TransportSession;
+    /// Channel that becomes a session.
+    type Channel: HandshakeChannel<Session = Self::Session>;
 
-    /// Whether the transport is Streamable HTTP: requests of legacy clients are relayed unchanged, and their
-    /// sessions are the server's own. Otherwise the proxy emulates their sessions, and makes their calls in
-    /// pooled sessions.
-    const IS_HTTP: bool = false;
-    /// Whether a session costs as much as a process. Such a session is shared by all clients until its server
-    /// sends a request outside calls' streams, then used by one client at a time, and survives cancelled
-    /// calls; there are at most [`UpstreamLimits::identities`](super::UpstreamLimits::identities) pools, and further callers
-    /// share one.
-    const IS_COSTLY: bool = false;
+    /// Kind of the sessions.
+    const SESSIONS: SessionKind;
+    /// Whether a session costs as much as a process.
+    const IS_COSTLY: bool = matches!(Self::SESSIONS, SessionKind::Process);
     /// Reason why no further session is opened for calls, for error messages.
     const SESSION_LIMIT_REASON: &'static str = "limits.sessions";
     /// Time limit for closing all sessions at shutdown.
@@ -77,18 +71,11 @@ pub trait Transport: Send + Sync + 'static {
         IdleRounds::default()
     }
 
-    /// URL of the server, if it has one.
-    fn address(&self) -> Option<&ServerUrl> {
-        None
-    }
-
-    /// Sends an [`InitializeRequest`] on behalf of a caller. Returns the server's description and the opened
-    /// session.
+    /// Opens a channel on behalf of a caller, for the handshake of a session.
     fn open(
         self: &Arc<Self>,
         caller: &CallerIdentity,
-        request: &mut InitializeRequest,
-    ) -> impl Future<Output = Result<(UpstreamDescription, Self::Session), CallError>> + Send;
+    ) -> impl Future<Output = Result<Self::Channel, CallError>> + Send;
 
     /// Attaches to a session that a legacy client opened, if the transport supports it.
     fn join_client_session(self: &Arc<Self>, session: &ClientSession) -> Option<Self::Session> {
@@ -140,7 +127,7 @@ pub trait Transport: Send + Sync + 'static {
         false
     }
 
-    /// Implements [`super::Upstream::forward`].
+    /// Implements [`super::HttpRelay::forward`].
     fn forward(
         self: &Arc<Self>,
         request: HttpRequest,
@@ -149,37 +136,9 @@ pub trait Transport: Send + Sync + 'static {
         ready(Err(CallError::not_over_http())).boxed()
     }
 
-    /// Implements [`super::Upstream::fetch`].
-    fn fetch<'a>(
-        &'a self,
-        path: &'a str,
-        credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
-        let _ = (path, credentials);
-        ready(Err(CallError::not_over_http())).boxed()
-    }
-
-    /// Implements [`super::Upstream::passes_authorization`].
-    fn passes_authorization(&self) -> bool {
-        false
-    }
-
-    /// Implements [`super::Upstream::request_origin`].
-    fn request_origin(
-        self: &Arc<Self>,
-        request: OriginRequest,
-    ) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
-        drop(request);
-        ready(Err(CallError::not_over_http())).boxed()
-    }
-
-    /// Whether the last connection attempt or process start succeeded; `None` before the first one.
-    fn is_up(&self) -> Option<bool> {
-        None
-    }
-
-    /// Reason of the last failed connection attempt or process start.
-    fn failure(&self) -> Option<Arc<str>> {
+    /// Outcome of the last connection attempt or process start, with the reason of its failure; `None` before
+    /// the first one.
+    fn last_attempt(&self) -> Option<Result<(), Arc<str>>> {
         None
     }
 
@@ -188,11 +147,23 @@ pub trait Transport: Send + Sync + 'static {
         None
     }
 
-    /// Implements [`super::Upstream::is_own_hop`].
-    fn is_own_hop(&self, headers: &HeaderMap) -> bool {
-        let _ = headers;
-        false
+    /// Implements [`super::Upstream::http_origin`].
+    fn http_origin(&self) -> Option<&dyn HttpOrigin> {
+        None
     }
+}
+
+/// What a session costs, and whom it serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionKind {
+    /// Session over Streamable HTTP. Requests of legacy clients are relayed unchanged, and their sessions are
+    /// the server's own.
+    Http,
+    /// Process, or as costly. Such a session is shared by all clients until its server sends a request outside
+    /// calls' streams, then used by one client at a time, and survives cancelled calls; there are at most
+    /// [`UpstreamLimits::identities`](super::UpstreamLimits::identities) pools, and further callers share one.
+    /// The proxy emulates the sessions of legacy clients, and makes their calls in pooled sessions.
+    Process,
 }
 
 /// Numbers of sweeps without use, one sweep a minute, after which a session is closed.
@@ -215,6 +186,60 @@ pub type CallHandleOf<W> = <<W as Transport>::Session as TransportSession>::Call
 
 /// A resumed session, and the handle of its call if its stream can be resumed.
 pub type ResumedSession<S, W> = Option<(Arc<S>, Option<CallHandleOf<W>>)>;
+
+/// Channel to the server on which no session exists yet: carries the messages of a handshake, of any revision.
+pub trait HandshakeChannel: Send {
+    /// Session that the channel becomes.
+    type Session;
+
+    /// Whether the server of a refused handshake can be asked for its revisions on the same channel.
+    const CAN_PROBE: bool = false;
+
+    /// Time limit of the handshake.
+    fn time_limit(&self) -> Duration;
+
+    /// Error of a handshake whose request `method` was not answered within the time limit.
+    fn timeout_error(&self, method: &str) -> CallError {
+        let _ = method;
+        CallError::FirstByteTimeout(self.time_limit())
+    }
+
+    /// Sends a request. Its failure may also be reported by [`HandshakeChannel::receive`].
+    ///
+    /// # Errors
+    /// [`CallError`] if the channel has ended.
+    fn send(&mut self, method: &'static str, body: Bytes) -> Result<(), CallError>;
+
+    /// Receives the server's next message, or its refusal of the last request.
+    fn receive(&mut self) -> impl Future<Output = Result<HandshakeEvent, CallError>> + Send;
+
+    /// Adds to the error of a refusal what the transport can find out about its reason.
+    fn explain(&mut self, refusal: CallError) -> impl Future<Output = CallError> + Send {
+        ready(refusal)
+    }
+
+    /// Converts the channel to the session that the handshake opened in this revision.
+    ///
+    /// # Errors
+    /// [`CallError::Invalid`] if the transport cannot carry that revision.
+    fn into_session(self, revision: &str) -> Result<Self::Session, CallError>;
+
+    /// Closes the channel after a failed handshake. Returns the error for the caller.
+    fn abandon(self, error: CallError) -> impl Future<Output = CallError> + Send
+    where
+        Self: Sized,
+    {
+        ready(error)
+    }
+}
+
+/// Event of a handshake.
+pub enum HandshakeEvent {
+    /// A message of the server.
+    Message(Frame),
+    /// The request was refused with an HTTP error. `error` is the error if the body says no more.
+    Refused { status: StatusCode, body: Bytes, error: CallError },
+}
 
 /// Carrier of the messages of one session.
 pub trait TransportSession: Send + Sync + 'static {
@@ -280,25 +305,6 @@ pub struct ResumePoint<'a> {
     pub revision: &'a str,
     /// Last event id of the call's own stream; `None` if there is none.
     pub last_event: Option<&'a str>,
-}
-
-/// Request that opens a session: `initialize` with the revision offered now.
-pub struct InitializeRequest {
-    id: u64,
-    /// Revisions offered so far, and the one offered now.
-    pub(super) offers: RevisionOffers,
-    write_body: Box<dyn Fn(Revision) -> Bytes + Send + Sync>,
-}
-
-/// Meaning of a server's message during the handshake.
-pub(super) enum InitializeReply {
-    /// The server's result.
-    Description(UpstreamDescription),
-    /// The server rejected the revision; the handshake continues with [`InitializeRequest::body`], which
-    /// offers another.
-    Refused,
-    /// Not a response to `initialize`.
-    Other,
 }
 
 /// Event of a call that was sent.
@@ -379,88 +385,4 @@ impl Default for IdleRounds {
     fn default() -> Self {
         Self { list_session: LIST_IDLE_SWEEPS, other_sessions: IDLE_SWEEPS }
     }
-}
-
-// === impl InitializeRequest ===
-
-impl InitializeRequest {
-    /// Creates the request with this id and the first revision to offer; `write` serializes the request for a
-    /// revision.
-    pub(super) fn new(
-        id: u64,
-        first: Revision,
-        write: impl Fn(Revision) -> Bytes + Send + Sync + 'static,
-    ) -> Self {
-        Self { id, offers: RevisionOffers::starting_with(first), write_body: Box::new(write) }
-    }
-
-    /// Serializes the request with the revision that is offered now.
-    pub(super) fn body(&self) -> Bytes {
-        (self.write_body)(self.offers.current())
-    }
-
-    /// Reads a message of the server during the handshake. Messages before the response do not concern the
-    /// handshake.
-    ///
-    /// # Errors
-    /// [`CallError::ModernOnly`] and [`CallError::Invalid`]: the server refuses, or its result is incomplete.
-    pub(super) fn read_reply(&mut self, frame: &Frame) -> Result<InitializeReply, CallError> {
-        match frame.kind() {
-            Kind::Success { id, result } if is_answer_to(id, self.id) => {
-                describe(result).map(InitializeReply::Description)
-            }
-            Kind::Failure { error, .. } => match modern_only_error(error) {
-                Some(lost) => Err(lost),
-                None if self.offers.offer_next_after_error(error) => Ok(InitializeReply::Refused),
-                None => Err(CallError::Invalid(Self::refusal_text(error))),
-            },
-            Kind::Success { .. } | Kind::Request { .. } | Kind::Notification { .. } => {
-                Ok(InitializeReply::Other)
-            }
-        }
-    }
-
-    /// Error text for an `initialize` that was rejected with this JSON-RPC error object.
-    pub(super) fn refusal_text(error: &Bytes) -> String {
-        let error = ErrorObject::from_raw(error.clone());
-        format!("initialize was refused: {} ({})", error.message(), error.code())
-    }
-}
-
-fn describe(result: &Payload) -> Result<UpstreamDescription, CallError> {
-    let invalid = |what: &str| CallError::Invalid(format!("the answer to initialize {what}"));
-    let result = result.object().ok_or_else(|| invalid("is not an object"))?;
-    let empty = || Bytes::from_static(b"{}");
-    let capabilities = result.get("capabilities").unwrap_or_else(empty);
-    Ok(UpstreamDescription {
-        version: result.string("protocolVersion").ok_or_else(|| invalid("names no protocolVersion"))?,
-        has_tasks: JsonObject::read(&capabilities).is_ok_and(|object| object.contains("tasks")),
-        capabilities: Payload::read(translate::without_legacy_tasks(&capabilities)),
-        // Copied, because it is stored with each task, and a slice would keep the whole response.
-        server_info: Bytes::copy_from_slice(&result.get("serverInfo").unwrap_or_else(empty)),
-        instructions: result.get("instructions"),
-        result: result.as_bytes().clone(),
-    })
-}
-
-/// Returns the error of a server that supports only revisions without a handshake (2026-07-28, *Versioning
-/// and Compatibility*), from its JSON-RPC error; `None` if the error is another.
-pub(super) fn modern_only_error(error: &Bytes) -> Option<CallError> {
-    let parsed = ErrorObject::from_raw(error.clone());
-    let data =
-        JsonObject::read(error).ok()?.get("data").filter(|_| parsed.code() == code::UNSUPPORTED_VERSION)?;
-    modern_only_versions(&JsonObject::read(&data).ok()?.get("supported")?)
-}
-
-/// As [`modern_only_error`], from the JSON array of the versions that the server names.
-pub(super) fn modern_only_versions(versions: &Bytes) -> Option<CallError> {
-    let versions: Vec<String> = serde_json::from_slice(versions).ok()?;
-    let is_modern =
-        |version: &String| Revision::parse(version).is_none_or(|revision| revision.era() == Era::Modern);
-    versions.iter().all(is_modern).then(|| CallError::ModernOnly(versions.join(", ")))
-}
-
-/// Whether a response with this id answers the proxy's request `call`.
-pub(super) fn is_answer_to(id: &RequestId, call: u64) -> bool {
-    id.echoed_number() == Some(call)
 }

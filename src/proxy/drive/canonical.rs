@@ -24,9 +24,7 @@ use crate::{
     runtime::random,
     task::{self, Record, TaskId, TaskView},
     telemetry::{Limit, RequestOutcome},
-    upstream::{
-        CallError, CallerIdentity, Deferral, PendingServerRequest, UpstreamDescription, UpstreamEvent,
-    },
+    upstream::{CallError, Deferral, PendingServerRequest, UpstreamDescription, UpstreamEvent},
 };
 use bytes::Bytes;
 use http::StatusCode;
@@ -204,7 +202,7 @@ impl CanonicalForm {
     /// ticket.
     pub(super) fn defer_and_create_result(&mut self, shared: &RouteContext, record: &Record) -> Vec<u8> {
         if let Some(deferral) = &self.deferral {
-            shared.upstream.mark_deferred(&CallerIdentity::from_caller(&self.caller), deferral);
+            deferral.mark_deferred();
         }
         self.task_result(shared, record)
     }

@@ -854,7 +854,7 @@ impl CallDriver {
             CallForm::Canonical(canonical) if canonical.server.is_known() => {
                 Some(canonical.server.description())
             }
-            CallForm::Canonical(_) | CallForm::Native(_) => self.shared.upstream.last_description(),
+            CallForm::Canonical(_) | CallForm::Native(_) => self.shared.upstream.status().description,
         }
     }
 
@@ -904,8 +904,7 @@ fn deadlines(shared: &RouteContext, defer_after: Option<Duration>, view: TaskVie
     let questions = &shared.route.input_policy;
     // A client with a ticket may never call again, and does not see that its task waits for input. In a
     // session in which calls take turns, an unanswered input request blocks other calls.
-    let input_timeout =
-        (shared.upstream.is_turn_based() || view == TaskView::Ticket).then_some(questions.park);
+    let input_timeout = (shared.takes_turns || view == TaskView::Ticket).then_some(questions.park);
     CallDeadlines { defer_after, settle: questions.settle, park: questions.park, input_timeout }
 }
 

@@ -75,7 +75,8 @@ pub(in crate::proxy) fn resume_call(
             ids.push(id);
         }
     }
-    let resumed = shared.upstream.resume_call(&caller, &anchor.call, ids, deferral.clone());
+    let server = shared.upstream.resumption();
+    let resumed = server.and_then(|server| server.resume_call(&caller, &anchor.call, ids, deferral.clone()));
     let Some(ResumedCall { replies, open_requests: responders, off_stream }) = resumed else {
         return Err(resumption);
     };

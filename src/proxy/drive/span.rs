@@ -48,7 +48,7 @@ impl CallSpan {
         let mut span = message.begin_span(&shared.tracer, SpanKind::Client, Some(parent));
         if span.is_recorded() {
             span.set("deferral.route", shared.route.path.to_string());
-            set_server_address(&mut span, shared.upstream.address());
+            set_server_address(&mut span, shared.server_url());
         }
         Self { span, has_id: id.is_some(), is_ended: false }
     }

@@ -10,9 +10,9 @@ use crate::{
     store::MemoryStore,
     telemetry::{LineFormat, LogLayer},
     upstream::{
-        CallError, CallerIdentity, ChangeNotification, InputRequired, OriginResponse, OutgoingCall,
-        PendingServerRequest, Responder, ServerRequest, Subscription, ToolChanges, Upstream,
-        UpstreamDescription, UpstreamEvent, UpstreamEvents,
+        ApplyReload, CallError, CallerIdentity, ChangeNotifier, Config, InputRequired, OutgoingCall,
+        PendingServerRequest, ReadyServer, Responder, ServerRequest, Subscription, Upstream,
+        UpstreamDescription, UpstreamEvent, UpstreamEvents, UpstreamSetupError, UpstreamStatus,
     },
 };
 use bytes::Bytes;
@@ -23,13 +23,13 @@ use std::{
     collections::BTreeMap,
     future::{pending, ready},
     sync::{
-        Arc, Mutex,
+        Arc, LazyLock, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 use tokio::{
-    sync::{broadcast, oneshot},
+    sync::oneshot,
     time::{sleep, timeout},
 };
 use tracing_subscriber::layer::SubscriberExt;
@@ -223,16 +223,18 @@ impl<F: Fn(OutgoingCall) -> UpstreamEvents + Send + Sync + 'static> Upstream for
         .boxed()
     }
 
-    fn is_turn_based(&self) -> bool {
-        true
+    fn ready_server(&self, _: &CallerIdentity) -> Option<ReadyServer> {
+        None
     }
 
-    fn subscribe_changes(&self, _: Principal) -> broadcast::Receiver<ChangeNotification> {
-        broadcast::channel(1).1
+    fn status(&self) -> UpstreamStatus {
+        UpstreamStatus { takes_turns: true, ..UpstreamStatus::default() }
     }
 
-    fn tool_changes(&self, _: Principal) -> ToolChanges {
-        ToolChanges::unchanging()
+    fn watch(&self, _: Principal) -> ChangeNotifier {
+        // Never dropped: its tools never change.
+        static CHANGES: LazyLock<ChangeNotifier> = LazyLock::new(ChangeNotifier::default);
+        CHANGES.clone()
     }
 
     fn subscribe<'a>(
@@ -243,12 +245,8 @@ impl<F: Fn(OutgoingCall) -> UpstreamEvents + Send + Sync + 'static> Upstream for
         pending().boxed()
     }
 
-    fn fetch<'a>(
-        &'a self,
-        _: &'a str,
-        _: &'a Credentials,
-    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
-        pending().boxed()
+    fn prepare_reload(&self, _: &Config) -> Result<ApplyReload, UpstreamSetupError> {
+        Ok(Box::new(|| {}))
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

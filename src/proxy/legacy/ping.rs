@@ -35,7 +35,7 @@ pub(super) async fn check_session(
     let id = shared.sessions.client_ids.next_proxy_id(session);
     let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#);
     let ping = request.client_session().request(Method::POST, body.into(), RequestPurpose::Idempotent);
-    let response = match timeout(PING_TIMEOUT, shared.upstream.forward(ping)).await {
+    let response = match timeout(PING_TIMEOUT, shared.forward(ping)).await {
         Ok(Ok(response)) if response.status.is_client_error() => response,
         // A server that does not respond in time is assumed to have the session, so that only one request
         // waits for the ping.

@@ -78,7 +78,7 @@ async fn delete_at_server(shared: &RouteContext, mut session: ClientSession) {
     session.headers.remove(CONTENT_TYPE);
     session.headers.remove(ACCEPT);
     let delete = session.request(Method::DELETE, Bytes::new(), RequestPurpose::Notify);
-    if let Err(error) = shared.upstream.forward(delete).await {
+    if let Err(error) = shared.forward(delete).await {
         tracing::debug!(error = %error, "the DELETE of a client's session could not be sent");
     }
 }

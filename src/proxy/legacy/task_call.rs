@@ -30,7 +30,7 @@ use crate::{
     },
     task::{TaskView, view::experimental::TaskResultFormat},
     telemetry::RequestOutcome,
-    upstream::{CallError, Deferral, NativeCall, own_ids},
+    upstream::{CallError, Deferral, NativeCall, UpstreamEvent, own_ids},
 };
 use futures_util::{StreamExt, stream};
 use http::header::USER_AGENT;
@@ -64,7 +64,7 @@ pub(super) fn prepare_call(
 ) -> PreparedCall {
     // The proxy emulates the session of a client of a stdio server: the client's calls are made in the
     // proxy's sessions.
-    let call_id = match shared.upstream.address() {
+    let call_id = match shared.server_url() {
         Some(_) => shared.sessions.client_ids.next_proxy_id(client.session),
         None => own_ids::next_in_pool(),
     };
@@ -82,7 +82,10 @@ pub(super) fn prepare_call(
     let wants_progress = token.is_some();
     // The token is copied: a slice would keep the whole message in memory.
     let token = token.and_then(RequestId::from_token).map(|token| token.detached());
-    let (replies, handle) = shared.upstream.call_in(session, call);
+    let (replies, handle) = match shared.upstream.http_relay() {
+        Some(relay) => relay.call_in(session, call),
+        None => (stream::iter([UpstreamEvent::Lost(CallError::not_over_http())]).boxed(), None),
+    };
     let limits = shared.call_limits(tool, request.principal, Some(&deferral));
     let (replies, dequeued) = match &limits {
         Some(limits) => limits.limit_replies(admission, replies, &shared.clock),

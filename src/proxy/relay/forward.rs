@@ -40,7 +40,6 @@ use crate::{
     telemetry::{Limit, RequestOutcome},
     upstream::{
         self, BackgroundRead, CallError, HttpRequest, HttpResponse, RequestPurpose, ResponseInterest,
-        Upstream,
     },
 };
 use bytes::Bytes;
@@ -158,21 +157,21 @@ pub(in crate::proxy) fn forward(
         .filter(|expected| expected.is_proxy_reading());
     let forwarding = match (admission, requester.pending_reader(), busy_stream.cloned()) {
         (Some(admission), ..) => forward_when_admitted(
-            Arc::clone(&shared.upstream),
+            Arc::clone(&shared),
             http_request,
             admission,
             Arc::clone(&requester.pending),
         ),
-        (None, None, None) => shared.upstream.forward(http_request),
+        (None, None, None) => shared.forward(http_request),
         (None, pending_reader, busy_stream) => {
-            let upstream = Arc::clone(&shared.upstream);
+            let shared = Arc::clone(&shared);
             let forwarding = async move {
                 if let Some(pending) = pending_reader {
                     pending.background_read.end().await;
                 }
                 match busy_stream {
-                    Some(expected) => listen_when_free(&*upstream, http_request, &expected).await,
-                    None => upstream.forward(http_request).await,
+                    Some(expected) => listen_when_free(&shared, http_request, &expected).await,
+                    None => shared.forward(http_request).await,
                 }
             };
             forwarding.boxed()
@@ -220,7 +219,7 @@ fn call_timeout(route: &Route, post: &LegacyPost) -> Option<Duration> {
 /// works at the calls, whether or not the client stays connected. Calls that are cancelled in the queue are
 /// never sent.
 fn forward_when_admitted(
-    upstream: Arc<dyn Upstream>,
+    shared: Arc<RouteContext>,
     mut http_request: HttpRequest,
     admission: PendingAdmission,
     pending: Arc<PendingRequest>,
@@ -241,7 +240,7 @@ fn forward_when_admitted(
         let interest: Arc<dyn ResponseInterest> = pending;
         let interest = http_request.interest.take().unwrap_or(interest);
         http_request.interest = Some(Arc::new(PermittedInterest { interest, _permits: permits }));
-        upstream.forward(http_request).await
+        shared.forward(http_request).await
     }
     .boxed()
 }
@@ -250,19 +249,19 @@ fn forward_when_admitted(
 /// server that allows one stream at a time may take a moment to notice that the proxy's is closed, and
 /// responds 409 or 400 until then.
 async fn listen_when_free(
-    upstream: &dyn Upstream,
+    shared: &RouteContext,
     http_request: HttpRequest,
     expected: &ExpectedStream,
 ) -> Result<HttpResponse, CallError> {
     expected.wait_until_free().await;
     for pause in CONFLICT_PAUSES {
-        let response = upstream.forward(http_request.copy_for_stream()).await?;
+        let response = shared.forward(http_request.copy_for_stream()).await?;
         if !matches!(response.status, StatusCode::CONFLICT | StatusCode::BAD_REQUEST) {
             return Ok(response);
         }
         sleep(pause).await;
     }
-    upstream.forward(http_request).await
+    shared.forward(http_request).await
 }
 
 /// A response interest that also holds the concurrency permits of the calls until the response has been read.
@@ -292,7 +291,7 @@ fn begin_span(shared: &RouteContext, mut request: LegacyRequest) -> (CallSpan, L
         [ClientMessage::Request { id, method, target }] => {
             // The span of a call to a stdio server has no id: the proxy replaces the id when it writes the
             // message.
-            let id = shared.upstream.address().map(|_| id);
+            let id = shared.server_url().map(|_| id);
             CallSpan::begin(shared, request.trace.as_deref(), (method, target.as_deref()), id)
         }
         _ => CallSpan::default(),

@@ -90,7 +90,9 @@ impl ForwardedRequest {
             && !is_queued
         {
             let reason = "the client's deadline has passed (held.deadline)";
-            self.shared.upstream.cancel_in(*session, &self.requester.pending.ids, reason);
+            if let Some(relay) = self.shared.upstream.http_relay() {
+                relay.cancel_in(*session, &self.requester.pending.ids, reason);
+            }
         }
     }
 

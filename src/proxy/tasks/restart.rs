@@ -15,8 +15,7 @@ use super::{
     persist::{FIRST_RETRY_DELAY, STORE_RETRY_DELAY},
 };
 use crate::{
-    dialect::{ClientInfo, Credentials, Principal},
-    protocol::Capabilities,
+    dialect::{Credentials, Principal},
     proxy::{
         TaskLedger,
         drive::{self, Resumption},
@@ -227,11 +226,16 @@ async fn notify_cancelled(
     // The call does not run here: it must not receive further messages.
     drop(registration);
     let principal = Principal::from_bytes(record.owner.principal);
-    let (capabilities, client_info) = (Arc::new(Capabilities::none()), ClientInfo::default());
-    let caller = CallerIdentity { principal, credentials, capabilities, client_info };
+    let caller = CallerIdentity { credentials, ..CallerIdentity::of_principal(principal) };
+    let cancelling = async {
+        match shared.upstream.resumption() {
+            Some(server) => server.cancel_at(&caller, &anchor.call).await,
+            None => false,
+        }
+    };
     tokio::select! {
         () = shared.overdue.stopped() => return,
-        is_notified = shared.upstream.cancel_at(&caller, &anchor.call) => fate.record_cancelled(is_notified),
+        is_notified = cancelling => fate.record_cancelled(is_notified),
     }
     let _ = shared.ledger.remove_anchor(&lease.id).await;
 }

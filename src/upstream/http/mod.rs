@@ -3,10 +3,11 @@
 //! A call is a POST, whose response is a document or an event stream (`messages`), a refusal (`refusal`), or
 //! a 202; a broken stream is resumed (`resume`). The session's GET stream carries messages outside calls
 //! (`listen`; that of a client's own session is read by the relaying code). `server` is the server, `session`
-//! one session with it. `forward` forwards requests of legacy clients, in the order of `stream_before_call`
+//! one session with it, `channel` the handshake of one. `forward` forwards requests of legacy clients, in the order of `stream_before_call`
 //! and without the headers of `hop`; `relayed_body` is the response body. `http1` beside this folder has the
 //! connections. Begin with the `Transport` implementation in this file.
 
+mod channel;
 mod forward;
 mod hop;
 mod http_sse_probe;
@@ -22,32 +23,28 @@ mod via;
 
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use http::{HeaderMap, Uri};
 use std::{
-    future::{Future, poll_fn},
+    future::Future,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
-use tokio::time::timeout;
 
 use super::{
-    ApplyReload, CallAnchor, CallError, CallerIdentity, ClientSession, Config, OriginRequest, OriginResponse,
-    ServerUrl, UpstreamDescription, UpstreamSetupError,
+    ApplyReload, CallAnchor, CallError, CallerIdentity, ClientSession, Config, HttpOrigin, ServerUrl,
+    UpstreamSetupError,
     background::BackgroundTasks,
     forward::{HttpRequest, HttpResponse},
-    http1::{self, ConnectionReuse, CookieJar, PendingResponse, SendOptions, TrafficClass},
+    http1::{ConnectionReuse, PendingResponse},
     legacy::LegacyUpstream,
     transport::{
-        CallEvent, CallProgress, CallRefusal, InitializeReply, InitializeRequest, ResumePoint, RetryOnLoss,
-        SessionEvent, Transport, TransportSession, modern_only_error,
+        CallEvent, CallProgress, CallRefusal, ResumePoint, RetryOnLoss, SessionEvent, SessionKind, Transport,
+        TransportSession,
     },
 };
-use crate::{
-    dialect::Credentials,
-    protocol::{headers, splice::JsonObject},
-    runtime::Network,
-};
+use crate::{dialect::Credentials, runtime::Network};
+use channel::HttpChannel;
 use messages::{ReadEnd, ResponseClass, ResponseReader, SseResumption};
 use server::{StreamableHttp, error_body};
 use session::HttpSession;
@@ -77,26 +74,12 @@ enum HttpCallStage {
 
 impl Transport for StreamableHttp {
     type Session = HttpSession;
+    type Channel = HttpChannel;
 
-    const IS_HTTP: bool = true;
+    const SESSIONS: SessionKind = SessionKind::Http;
 
-    fn address(&self) -> Option<&ServerUrl> {
-        Some(&self.url)
-    }
-
-    async fn open(
-        self: &Arc<Self>,
-        caller: &CallerIdentity,
-        request: &mut InitializeRequest,
-    ) -> Result<(UpstreamDescription, HttpSession), CallError> {
-        let limit = self.config.load().timeouts.first_byte;
-        let post_headers = self.post_headers(&caller.credentials);
-        let cookies = Arc::new(CookieJar::new(self.url.uri()));
-        let result = timeout(limit, self.initialize(&post_headers, request, &cookies)).await;
-        let (description, id) = result.unwrap_or(Err(CallError::FirstByteTimeout(limit)))?;
-        let session =
-            HttpSession::from_initialize(Arc::clone(self), &description, post_headers, id, cookies)?;
-        Ok((description, session))
+    async fn open(self: &Arc<Self>, caller: &CallerIdentity) -> Result<HttpChannel, CallError> {
+        Ok(HttpChannel::new(Arc::clone(self), self.post_headers(&caller.credentials)))
     }
 
     fn join_client_session(self: &Arc<Self>, session: &ClientSession) -> Option<HttpSession> {
@@ -125,12 +108,8 @@ impl Transport for StreamableHttp {
         self.client.sweep();
     }
 
-    fn is_up(&self) -> Option<bool> {
-        self.client.last_connect_succeeded()
-    }
-
-    fn failure(&self) -> Option<Arc<str>> {
-        self.client.failure()
+    fn last_attempt(&self) -> Option<Result<(), Arc<str>>> {
+        self.client.last_attempt()
     }
 
     fn close_idle(&self) -> bool {
@@ -144,118 +123,8 @@ impl Transport for StreamableHttp {
         forward::forward(Arc::clone(self), request).boxed()
     }
 
-    fn fetch<'a>(
-        &'a self,
-        path: &'a str,
-        credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
-        self.fetch_document(path, credentials).boxed()
-    }
-
-    fn passes_authorization(&self) -> bool {
-        !self.config.load().headers.contains_key(http::header::AUTHORIZATION)
-    }
-
-    fn request_origin(
-        self: &Arc<Self>,
-        request: OriginRequest,
-    ) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
-        let server = Arc::clone(self);
-        async move { server.send_to_origin(request).await }.boxed()
-    }
-
-    fn is_own_hop(&self, headers: &HeaderMap) -> bool {
-        self.via.is_in(headers)
-    }
-}
-
-impl StreamableHttp {
-    /// Sends `initialize`, repeatedly with other revisions while the server rejects the offered one. Returns
-    /// the server's description, and the session id if it assigned one.
-    async fn initialize(
-        &self,
-        post_headers: &HeaderMap,
-        request: &mut InitializeRequest,
-        cookies: &Arc<CookieJar>,
-    ) -> Result<(UpstreamDescription, Option<HeaderValue>), CallError> {
-        let mut lines = http1::header_lines(post_headers);
-        lines.extend_from_slice(self.user_agent_line(post_headers));
-        loop {
-            let (body, configured_lines) = (request.body(), self.configured_lines());
-            let all_lines: [&[u8]; 2] = [&lines, &configured_lines];
-            let options = SendOptions {
-                reuse: ConnectionReuse::Any,
-                traffic: TrafficClass::Call,
-                cookies: Some(cookies),
-            };
-            let pending = self.client.send(&Method::POST, &self.path, all_lines, body, options);
-            let response = self.await_head(pending).await?;
-            let id = response.headers().get(&headers::SESSION_ID).cloned();
-            let status = response.status();
-            match ResponseClass::classify(response, self)? {
-                ResponseClass::Messages(messages) => {
-                    if let Some(description) = self.read_initialize_reply(messages, request).await? {
-                        return Ok((description, id));
-                    }
-                }
-                ResponseClass::Accepted => {
-                    let why = format!("initialize was answered with HTTP {status} and no body");
-                    return Err(CallError::Invalid(why));
-                }
-                ResponseClass::Refused(head, body) => {
-                    let body = error_body(body).await;
-                    let json_error = json_rpc_refusal(head.status, &body);
-                    let is_modern = matches!(json_error, Some(CallError::ModernOnly(_)));
-                    if !is_modern && request.offers.offer_next_after_status(head.status, &body) {
-                        continue;
-                    }
-                    if let Some(error) = json_error {
-                        return Err(error);
-                    }
-                    let error = status_error(head.status, &head.headers, &body);
-                    return Err(self.explain_missing_endpoint(error, post_headers).await);
-                }
-            }
-        }
-    }
-
-    /// Adds a hint about a wrong URL to an error that means that no MCP endpoint exists there.
-    async fn explain_missing_endpoint(&self, error: CallError, post_headers: &HeaderMap) -> CallError {
-        let CallError::Status { status, detail, retry_after } = error else { return error };
-        if !matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
-            return CallError::Status { status, detail, retry_after };
-        }
-        let detail = match http_sse_probe::is_http_sse(self, post_headers).await {
-            true => format!(
-                "{detail}; the server speaks HTTP+SSE (2024-11-05), which is supported for clients only: name its \
-                 Streamable HTTP endpoint in upstream.url, or update the server to one that has it"
-            ),
-            false => format!(
-                "{detail}; is the path of upstream.url that of its MCP endpoint? With most servers it is /mcp"
-            ),
-        };
-        CallError::Status { status, detail, retry_after }
-    }
-
-    /// Reads the server's response to `initialize`; notifications before it do not concern the handshake.
-    /// `None` if the server rejects the revision and another must be offered.
-    async fn read_initialize_reply(
-        &self,
-        mut messages: ResponseReader,
-        request: &mut InitializeRequest,
-    ) -> Result<Option<UpstreamDescription>, CallError> {
-        let reply = loop {
-            let frame = poll_fn(|cx| messages.poll_next(cx)).await?;
-            match request.read_reply(&frame)? {
-                InitializeReply::Description(description) => break Some(description),
-                InitializeReply::Refused => break None,
-                InitializeReply::Other => {}
-            }
-        };
-        if let Some(remainder) = messages.into_remainder() {
-            self.drain_later(remainder);
-        }
-        Ok(reply)
+    fn http_origin(&self) -> Option<&dyn HttpOrigin> {
+        Some(self)
     }
 }
 
@@ -408,16 +277,4 @@ impl HttpUpstream {
         let http = StreamableHttp::new(route, url, config.clone(), work.clone(), net)?;
         Ok(Self::with_transport(http, route, config, work, net))
     }
-}
-
-/// Error for an HTTP error response to `initialize` whose body holds a JSON-RPC error; `None` without one, or
-/// if the status is about credentials.
-fn json_rpc_refusal(status: StatusCode, body: &Bytes) -> Option<CallError> {
-    if status == StatusCode::UNAUTHORIZED || status == StatusCode::FORBIDDEN {
-        return None;
-    }
-    let error = JsonObject::read(body).ok()?.get("error")?;
-    let status_error =
-        || CallError::Status { status, detail: InitializeRequest::refusal_text(&error), retry_after: None };
-    Some(modern_only_error(&error).unwrap_or_else(status_error))
 }

@@ -6,11 +6,7 @@ use crate::{
         ErrorObject, Frame, Kind, code,
         splice::{JsonObject, ObjectEdit},
     },
-    upstream::{
-        CallError,
-        http1::IncomingBody,
-        transport::{CallRefusal, is_answer_to},
-    },
+    upstream::{CallError, http1::IncomingBody, own_ids::is_answer_to, transport::CallRefusal},
 };
 use http::StatusCode;
 

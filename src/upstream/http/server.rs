@@ -1,7 +1,7 @@
 //! One server over HTTP: its configuration, requests outside sessions, and error responses.
 
 use bytes::Bytes;
-use futures_util::FutureExt;
+use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header, uri::PathAndQuery};
 use http_body::Body;
 use http_body_util::{BodyExt, Limited};
@@ -14,7 +14,8 @@ use crate::{
     protocol::{ErrorObject, Frame, Kind},
     runtime::{Network, SwapCell, resize_semaphore},
     upstream::{
-        ApplyReload, CallError, Config, OriginRequest, OriginResponse, ServerUrl, UpstreamSetupError,
+        ApplyReload, CallError, Config, HttpOrigin, OriginRequest, OriginResponse, ServerUrl,
+        UpstreamSetupError,
         background::BackgroundTasks,
         http1::{
             self, ConnectionReuse, HttpClient, IncomingBody, PendingResponse, SendOptions, TrafficClass,
@@ -54,7 +55,7 @@ pub(in crate::upstream) const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs
 /// Limit of a server's text that is repeated in an error, in characters.
 const MAX_DETAIL_CHARS: usize = 200;
 /// Limit of a response body of the server's origin, such as that of
-/// [`Upstream::fetch`](crate::upstream::Upstream::fetch), in bytes.
+/// [`HttpOrigin::fetch`], in bytes.
 const MAX_DOCUMENT_BYTES: usize = 1 << 20;
 
 // === impl StreamableHttp ===
@@ -175,29 +176,24 @@ impl StreamableHttp {
         }
     }
 
-    /// Fetches a document ([`Upstream::fetch`](crate::upstream::Upstream::fetch)).
-    pub(super) async fn fetch_document(
+    /// Sends a request to the server's origin, and collects the response. Only a path is sent, whatever is
+    /// requested.
+    async fn request_path(
         &self,
+        method: Method,
         path: &str,
-        credentials: &Credentials,
+        lines: Vec<u8>,
+        body: Bytes,
+        reuse: ConnectionReuse,
     ) -> Result<OriginResponse, CallError> {
-        // Only a path is sent, whatever is requested.
         let path: PathAndQuery =
             path.parse().map_err(|error| CallError::Invalid(format!("{path:?} is not a path: {error}")))?;
         let limit = self.config.load().timeouts.first_byte;
-        let headers = self.caller_headers(credentials);
-        let mut lines = http1::header_lines(&headers);
-        lines.extend_from_slice(self.user_agent_line(&headers));
         let response = async {
-            let (client, path, body) = (&self.client, path.as_str(), Bytes::new());
-            let pending = client.send(
-                &Method::GET,
-                path,
-                [&lines, &self.configured_lines()],
-                body,
-                SendOptions { reuse: ConnectionReuse::Any, traffic: TrafficClass::Call, cookies: None },
-            );
-            let (head, body) = pending.await?.into_parts();
+            let options = SendOptions { reuse, traffic: TrafficClass::Call, cookies: None };
+            let lines: [&[u8]; 2] = [&lines, &self.configured_lines()];
+            let (head, body) =
+                self.client.send(&method, path.as_str(), lines, body, options).await?.into_parts();
             let body = collect_body(body, MAX_DOCUMENT_BYTES).await?;
             Ok(OriginResponse { status: head.status, headers: head.headers, body })
         };
@@ -205,29 +201,40 @@ impl StreamableHttp {
     }
 }
 
-impl StreamableHttp {
-    /// Sends a request to the server's origin
-    /// ([`Upstream::request_origin`](crate::upstream::Upstream::request_origin)).
-    pub(super) async fn send_to_origin(&self, request: OriginRequest) -> Result<OriginResponse, CallError> {
+impl HttpOrigin for StreamableHttp {
+    fn url(&self) -> &ServerUrl {
+        &self.url
+    }
+
+    fn is_own_hop(&self, headers: &HeaderMap) -> bool {
+        self.via.is_in(headers)
+    }
+
+    fn passes_authorization(&self) -> bool {
+        !self.config.load().headers.contains_key(header::AUTHORIZATION)
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        path: &'a str,
+        credentials: &'a Credentials,
+    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
+        let headers = self.caller_headers(credentials);
+        let mut lines = http1::header_lines(&headers);
+        lines.extend_from_slice(self.user_agent_line(&headers));
+        self.request_path(Method::GET, path, lines, Bytes::new(), ConnectionReuse::Any).boxed()
+    }
+
+    fn request(&self, request: OriginRequest) -> BoxFuture<'_, Result<OriginResponse, CallError>> {
         let OriginRequest { method, path, headers, body } = request;
-        let path: PathAndQuery =
-            path.parse().map_err(|error| CallError::Invalid(format!("{path:?} is not a path: {error}")))?;
-        let config = self.config.load();
-        let (limit, lines) = (
-            config.timeouts.first_byte,
-            hop::request_lines(&self.host, &self.via.0, &headers, &config.headers),
-        );
-        drop(config);
-        let response = async {
-            let (lines, configured_lines) = (&lines[..], self.configured_lines());
-            let options =
-                SendOptions { reuse: ConnectionReuse::Proven, traffic: TrafficClass::Call, cookies: None };
-            let pending = self.client.send(&method, path.as_str(), [lines, &configured_lines], body, options);
-            let (head, body) = pending.await?.into_parts();
-            let body = collect_body(body, MAX_DOCUMENT_BYTES).await?;
-            Ok(OriginResponse { status: head.status, headers: hop::strip_hop_headers(head.headers), body })
-        };
-        timeout(limit, response).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
+        let lines = hop::request_lines(&self.host, &self.via.0, &headers, &self.config.load().headers);
+        async move {
+            let reuse = ConnectionReuse::Proven;
+            let mut response = self.request_path(method, &path, lines, body, reuse).await?;
+            response.headers = hop::strip_hop_headers(response.headers);
+            Ok(response)
+        }
+        .boxed()
     }
 }
 

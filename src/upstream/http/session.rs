@@ -16,7 +16,7 @@ use crate::{
         headers::{LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID},
     },
     upstream::{
-        CallAnchor, CallError, ClientSession, UpstreamDescription,
+        CallAnchor, CallError, ClientSession,
         http1::{self, ConnectionReuse, CookieJar, PendingResponse, SendOptions, TrafficClass},
     },
 };
@@ -98,14 +98,14 @@ impl HttpSession {
     ///
     /// # Errors
     /// [`CallError::Invalid`] if the negotiated revision is not a header value.
-    pub(super) fn from_initialize(
+    pub(super) fn from_handshake(
         http: Arc<StreamableHttp>,
-        description: &UpstreamDescription,
+        revision: &str,
         mut post_headers: HeaderMap,
         id: Option<HeaderValue>,
         cookies: Arc<CookieJar>,
     ) -> Result<Self, CallError> {
-        let version = HeaderValue::from_str(&description.version)
+        let version = HeaderValue::from_str(revision)
             .map_err(|_| CallError::Invalid("its protocol version is not a header value".to_owned()))?;
         post_headers.insert(&PROTOCOL_VERSION, version);
         let has_id = id.is_some();
@@ -123,7 +123,7 @@ impl HttpSession {
             open_id,
             // Servers on the Python SDK before 2025-06-18 fail all sessions after a DELETE, so
             // their sessions are left to expire.
-            survives_delete: Revision::parse(&description.version).is_none_or(Revision::survives_delete),
+            survives_delete: Revision::parse(revision).is_none_or(Revision::survives_delete),
             cookies: Some(cookies),
             http,
         })

@@ -67,10 +67,8 @@ pub(super) struct ConnectionPool {
     /// Locked for a few statements only.
     idle: Mutex<ReusableConnections>,
     clock: SystemClock,
-    /// Whether the last connection attempt succeeded; `None` before the first.
-    last_connect_succeeded: Mutex<Option<bool>>,
-    /// Reason why the last connection attempt failed; `None` if it succeeded.
-    failure: Mutex<Option<Arc<str>>>,
+    /// Outcome of the last connection attempt, with the reason of its failure; `None` before the first.
+    last_attempt: Mutex<Option<Result<(), Arc<str>>>>,
 }
 
 /// Idle connections in two lists; the last used connection is the last of its list.
@@ -197,14 +195,9 @@ impl HttpClient {
         PendingResponse::new(connector, BufferedRequest { head, body, cookies, reuse, traffic })
     }
 
-    /// Whether the last connection attempt succeeded; `None` before the first one.
-    pub(in crate::upstream) fn last_connect_succeeded(&self) -> Option<bool> {
-        *self.connector.load().pool.last_connect_succeeded.lock()
-    }
-
-    /// Reason why the last connection attempt failed; `None` if it succeeded.
-    pub(in crate::upstream) fn failure(&self) -> Option<Arc<str>> {
-        self.connector.load().pool.failure.lock().clone()
+    /// Outcome of the last connection attempt, with the reason of its failure; `None` before the first one.
+    pub(in crate::upstream) fn last_attempt(&self) -> Option<Result<(), Arc<str>>> {
+        self.connector.load().pool.last_attempt.lock().clone()
     }
 
     /// Closes all idle connections. Returns whether there were any.
@@ -263,8 +256,8 @@ impl ConnectorConfig {
             let io = timeout(connect_timeout, connecting)
                 .await
                 .unwrap_or(Err(CallError::ConnectTimeout(connect_timeout)));
-            *pool.last_connect_succeeded.lock() = Some(io.is_ok());
-            *pool.failure.lock() = io.as_ref().err().map(|error| error.to_string().into());
+            let failure = io.as_ref().err().map(|error| error.to_string().into());
+            *pool.last_attempt.lock() = Some(failure.map_or(Ok(()), Err));
             let io = io?;
             Ok(ExchangeFuture::new(Box::new(UpstreamConnection::new(io, permit)), head, body, pool))
         }

@@ -25,10 +25,7 @@ use crate::{
     },
     runtime::Clock,
     telemetry::{InputRequestRefused, metrics::InputRequestOutcome},
-    upstream::{
-        CallError, ChangeNotification,
-        transport::{Transport, is_answer_to},
-    },
+    upstream::{CallError, ChangeNotification, own_ids::is_answer_to, transport::Transport},
 };
 
 /// Limit of open requests of a server in one call, including those whose responses are in flight. A call with

@@ -12,7 +12,8 @@ use crate::{
     protocol::{ErrorObject, Frame, Kind, code},
     upstream::{
         CallError,
-        transport::{CallEvent, CallRefusal, Transport, TransportSession, is_answer_to},
+        own_ids::is_answer_to,
+        transport::{CallEvent, CallRefusal, SessionKind, Transport, TransportSession},
     },
 };
 
@@ -23,7 +24,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// one check a second is made for all sessions of a server.
 pub(super) fn check_later<W: Transport>(session: &Arc<UpstreamSession<W>>) {
     // The session of a process ends with the process, and a client's session is the client's to open.
-    if !W::IS_HTTP || session.is_client_session || !session.server.claim_check() {
+    if W::SESSIONS == SessionKind::Process || session.is_client_session || !session.server.claim_check() {
         return;
     }
     let session = session.clone();

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt, Stream, future::BoxFuture};
 use std::{
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Weak},
     task::{Context, Poll, ready},
 };
 
@@ -176,13 +176,23 @@ impl<W: Transport> CallExchange<W> {
             return;
         }
         self.stage = match &self.source {
-            SessionSource::Pool(pool) => match pool.try_lease(&self.request) {
-                Some(lease) => return self.send(lease),
-                None => {
-                    let holder = LeaseHolder::new(&self.request);
-                    CallStage::Leasing(pool.clone().lease(self.request.method.clone(), holder).boxed())
+            SessionSource::Pool(pool) => {
+                let lease = pool.try_lease(&self.request);
+                // The deferral of a call in a shared session changes nothing for the queue.
+                if lease.as_ref().is_none_or(SessionLease::is_exclusive)
+                    && let Some(deferral) = &self.request.deferral
+                {
+                    let pool: Weak<SessionPool<W>> = Arc::downgrade(pool);
+                    deferral.set_observer(pool);
                 }
-            },
+                match lease {
+                    Some(lease) => return self.send(lease),
+                    None => {
+                        let holder = LeaseHolder::new(&self.request);
+                        CallStage::Leasing(pool.clone().lease(self.request.method.clone(), holder).boxed())
+                    }
+                }
+            }
             SessionSource::Client(session) => {
                 let session = session.clone();
                 let lease = async move {

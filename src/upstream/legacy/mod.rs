@@ -5,7 +5,7 @@
 //! session; `session`, one session and the calls in flight in it; `attribution` of messages to calls.
 //! `handshake` opens a session, `check` finds out whether its server still knows it; `outbound` sends
 //! messages outside calls; `server` has the state of the whole server, `reports` its change notifications. A
-//! call in a client's own session ([`Upstream::call_in`]) is an `exchange` as well; messages for it outside
+//! call in a client's own session ([`HttpRelay::call_in`]) is an `exchange` as well; messages for it outside
 //! its stream go to `off_stream`.
 
 mod attribution;
@@ -17,13 +17,13 @@ mod handshake;
 mod listeners;
 mod mailbox;
 mod message;
+mod negotiation;
 mod off_stream;
 mod outbound;
 #[cfg(test)]
 mod over_lines;
 mod pool;
 mod pools;
-mod reports;
 mod request;
 mod responder;
 #[cfg(test)]
@@ -33,17 +33,17 @@ mod session;
 mod subscribe;
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
-use http::HeaderMap;
 use std::sync::{Arc, Weak};
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::oneshot;
 
 use super::{
-    ApplyReload, CallAnchor, CallError, CallTarget, CallerIdentity, ChangeNotification, ClientSession,
-    Config, Deferral, HttpRequest, HttpResponse, NativeCall, OriginRequest, OriginResponse, OutgoingCall,
-    ProcessTable, ReadyServer, Responder, ResumedCall, ServerUrl, Subscription, Upstream,
-    UpstreamDescription, UpstreamEvent, UpstreamEvents, UpstreamHealth, UpstreamSetupError,
+    ApplyReload, CallAnchor, CallError, CallResumption, CallTarget, CallerIdentity, ChangeNotifier,
+    ClientSession, Config, Deferral, HttpOrigin, HttpRelay, HttpRequest, HttpResponse, NativeCall,
+    OffStreamCall, OutgoingCall, ProcessTable, ReadyServer, Responder, ResumedCall, Subscription, Upstream,
+    UpstreamDescription, UpstreamEvent, UpstreamEvents, UpstreamSetupError, UpstreamStatus,
     background::BackgroundTasks,
-    transport::{ResumedSession, RetryOnLoss, Transport, TransportSession},
+    deferral::DeferralObserver,
+    transport::{ResumedSession, RetryOnLoss, SessionKind, Transport, TransportSession},
 };
 use crate::{
     dialect::{Call, Credentials, ExtraHeaders, Principal, translate},
@@ -61,9 +61,6 @@ use request::CallRequest;
 use responder::SessionResponder;
 use server::ServerContext;
 use session::UpstreamSession;
-
-pub use off_stream::{GetStreamEvent, OffStreamCall};
-pub use reports::ToolChanges;
 
 pub(crate) use attribution::sole_call;
 
@@ -88,7 +85,8 @@ impl<W: Transport> LegacyUpstream<W> {
         net: &Network,
     ) -> Self {
         let server = Arc::new(ServerContext::new(transport, route, config, work));
-        let emulated = (!W::IS_HTTP).then(|| Arc::new(EmulatedSessions::new(server.clone())));
+        let emulated =
+            (W::SESSIONS == SessionKind::Process).then(|| Arc::new(EmulatedSessions::new(server.clone())));
         let pools = Arc::new(SessionPools::new(server, emulated));
         if let Some(limiter) = net.limiter() {
             let reclaimer: Weak<SessionPools<W>> = Arc::downgrade(&pools);
@@ -169,6 +167,92 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
         self.0.pool(&caller).call(id, &call, (caller.principal, &caller.credentials), deferral)
     }
 
+    fn describe(
+        &self,
+        caller: &CallerIdentity,
+    ) -> BoxFuture<'_, Result<Arc<UpstreamDescription>, CallError>> {
+        let pool = self.0.pool(caller);
+        async move { Ok(pool.list_session().await?.description.clone()) }.boxed()
+    }
+
+    /// Reads only: another session is evicted when a further one is opened, not here.
+    fn ready_server(&self, caller: &CallerIdentity) -> Option<ReadyServer> {
+        let pool = self.0.find(caller)?;
+        Some(ReadyServer { description: pool.known_description()?, calls: pool })
+    }
+
+    fn status(&self) -> UpstreamStatus {
+        self.0.server.status()
+    }
+
+    fn watch(&self, principal: Principal) -> ChangeNotifier {
+        self.0.notifier(principal)
+    }
+
+    fn subscribe<'a>(
+        &'a self,
+        caller: &'a CallerIdentity,
+        uri: &'a str,
+    ) -> BoxFuture<'a, Result<Subscription, CallError>> {
+        let pool = self.0.pool(caller);
+        async move {
+            let guard = subscribe::subscribe(pool, uri).await.map_err(CallError::from)?;
+            Ok(Box::new(guard) as Subscription)
+        }
+        .boxed()
+    }
+
+    fn http_relay(&self) -> Option<&dyn HttpRelay> {
+        Some(self)
+    }
+
+    fn http_origin(&self) -> Option<&dyn HttpOrigin> {
+        self.0.server.transport.http_origin()
+    }
+
+    fn resumption(&self) -> Option<&dyn CallResumption> {
+        self.0.emulated.is_none().then_some(self as &dyn CallResumption)
+    }
+
+    fn processes(&self) -> Option<ProcessTable> {
+        self.0.server.transport.processes()
+    }
+
+    fn prepare_reload(&self, config: &Config) -> Result<ApplyReload, UpstreamSetupError> {
+        let apply_transport = self.0.server.transport.prepare_reload(config)?;
+        let (pools, limits) = (Arc::clone(&self.0), self.0.server.transport.limits(config.limits));
+        let config = Config { limits, ..config.clone() };
+        Ok(Box::new(move || {
+            apply_transport();
+            if let Some(emulated) = &pools.emulated {
+                emulated.set_limits(&config.limits);
+            }
+            let old_limit = pools.server.config.load().limits.messages;
+            pools.server.outbound.set_limit(old_limit, config.limits.messages);
+            pools.server.remembered_offer.clear();
+            pools.server.config.set(config);
+        }))
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.0.close().boxed()
+    }
+}
+
+impl<W: Transport> HttpRelay for LegacyUpstream<W> {
+    fn forward(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
+        match self.0.emulated.clone() {
+            None => match self.queue_before_delete(&request) {
+                None => self.0.server.transport.forward(request),
+                Some(queue) => Self::forward_after_queue(self.0.server.clone(), queue, request).boxed(),
+            },
+            Some(emulated) => {
+                let pools = self.0.clone();
+                async move { emulated.serve(request, &|caller| pools.pool(caller)).await }.boxed()
+            }
+        }
+    }
+
     fn call_in(
         &self,
         session: ClientSession,
@@ -196,6 +280,18 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
         (CallExchange::in_client_session(session.clone(), request).boxed(), Some(session))
     }
 
+    fn cancel_in(&self, session: ClientSession, calls: &[RequestId], reason: &str) {
+        if let Some(emulated) = &self.0.emulated {
+            return emulated.cancel_in(&session, calls);
+        }
+        let Some(session) = self.client_session(&session) else { return };
+        for call in calls {
+            session.cancel_later(call, reason);
+        }
+    }
+}
+
+impl<W: Transport> CallResumption for LegacyUpstream<W> {
     fn resume_call(
         &self,
         caller: &CallerIdentity,
@@ -239,134 +335,12 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
         }
         .boxed()
     }
+}
 
-    fn cancel_in(&self, session: ClientSession, calls: &[RequestId], reason: &str) {
-        if let Some(emulated) = &self.0.emulated {
-            return emulated.cancel_in(&session, calls);
-        }
-        let Some(session) = self.client_session(&session) else { return };
-        for call in calls {
-            session.cancel_later(call, reason);
-        }
-    }
-
-    fn mark_deferred(&self, caller: &CallerIdentity, deferral: &Deferral) {
-        deferral.mark_deferred();
-        // Queued calls may proceed now.
-        for pool in self.0.pools_for(caller) {
-            pool.serve_queue();
-        }
-    }
-
-    fn describe(
-        &self,
-        caller: &CallerIdentity,
-    ) -> BoxFuture<'_, Result<Arc<UpstreamDescription>, CallError>> {
-        let pool = self.0.pool(caller);
-        async move { Ok(pool.list_session().await?.description.clone()) }.boxed()
-    }
-
-    /// Reads only: another session is evicted when a further one is opened, not here.
-    fn ready_server(&self, caller: &CallerIdentity) -> Option<ReadyServer> {
-        let pool = self.0.find(caller)?;
-        Some(ReadyServer { description: pool.known_description()?, calls: pool })
-    }
-
-    fn last_description(&self) -> Option<Arc<UpstreamDescription>> {
-        self.0.server.last_description()
-    }
-
-    fn subscribe_changes(&self, principal: Principal) -> broadcast::Receiver<ChangeNotification> {
-        self.0.notifier(principal).subscribe()
-    }
-
-    fn is_turn_based(&self) -> bool {
-        W::IS_COSTLY
-    }
-
-    fn tool_changes(&self, principal: Principal) -> ToolChanges {
-        self.0.notifier(principal).tool_changes()
-    }
-
-    fn subscribe<'a>(
-        &'a self,
-        caller: &'a CallerIdentity,
-        uri: &'a str,
-    ) -> BoxFuture<'a, Result<Subscription, CallError>> {
-        let pool = self.0.pool(caller);
-        async move {
-            let guard = subscribe::subscribe(pool, uri).await.map_err(CallError::from)?;
-            Ok(Box::new(guard) as Subscription)
-        }
-        .boxed()
-    }
-
-    fn fetch<'a>(
-        &'a self,
-        path: &'a str,
-        credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
-        self.0.server.transport.fetch(path, credentials)
-    }
-
-    fn passes_authorization(&self) -> bool {
-        self.0.server.transport.passes_authorization()
-    }
-
-    fn request_origin(
-        &self,
-        request: OriginRequest,
-    ) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
-        self.0.server.transport.request_origin(request)
-    }
-
-    fn forward(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
-        match self.0.emulated.clone() {
-            None => match self.queue_before_delete(&request) {
-                None => self.0.server.transport.forward(request),
-                Some(queue) => Self::forward_after_queue(self.0.server.clone(), queue, request).boxed(),
-            },
-            Some(emulated) => {
-                let pools = self.0.clone();
-                async move { emulated.serve(request, &|caller| pools.pool(caller)).await }.boxed()
-            }
-        }
-    }
-
-    fn health(&self) -> UpstreamHealth {
-        self.0.server.health()
-    }
-
-    fn address(&self) -> Option<&ServerUrl> {
-        self.0.server.transport.address()
-    }
-
-    fn processes(&self) -> Option<ProcessTable> {
-        self.0.server.transport.processes()
-    }
-
-    fn is_own_hop(&self, headers: &HeaderMap) -> bool {
-        self.0.server.transport.is_own_hop(headers)
-    }
-
-    fn prepare_reload(&self, config: &Config) -> Result<ApplyReload, UpstreamSetupError> {
-        let apply_transport = self.0.server.transport.prepare_reload(config)?;
-        let (pools, limits) = (Arc::clone(&self.0), self.0.server.transport.limits(config.limits));
-        let config = Config { limits, ..config.clone() };
-        Ok(Box::new(move || {
-            apply_transport();
-            if let Some(emulated) = &pools.emulated {
-                emulated.set_limits(&config.limits);
-            }
-            let old_limit = pools.server.config.load().limits.messages;
-            pools.server.outbound.set_limit(old_limit, config.limits.messages);
-            pools.server.remembered_offer.clear();
-            pools.server.config.set(config);
-        }))
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.0.close().boxed()
+impl<W: Transport> DeferralObserver for SessionPool<W> {
+    /// Queued calls may proceed now.
+    fn call_deferred(self: Arc<Self>) {
+        self.serve_queue();
     }
 }
 

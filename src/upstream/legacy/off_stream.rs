@@ -1,5 +1,4 @@
-//! A call in a client's own session, for the reader of the session's GET stream: some servers send a call's
-//! requests and notifications there without naming the call.
+//! [`OffStreamCall`] of a call in a client's own session.
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -8,45 +7,11 @@ use std::{sync::Arc, time::Instant};
 use super::{attribution, mailbox::CallMessage, message, session::UpstreamSession};
 use crate::{
     protocol::{Frame, Kind, Method, RequestId, code::INTERNAL_ERROR},
-    upstream::transport::{SessionEvent, Transport, TransportSession},
+    upstream::{
+        GetStreamEvent, OffStreamCall,
+        transport::{SessionEvent, Transport, TransportSession},
+    },
 };
-
-/// Event on the GET stream of a client's session, which the proxy reads in place of the client.
-pub enum GetStreamEvent {
-    /// The server has opened the GET stream or refused to.
-    Settled,
-    /// Message of the server. Pings are answered by the session and not reported.
-    Message(Frame),
-}
-
-/// A call that may have messages outside its own stream: the only one in its client's session, as far as the
-/// proxy knows.
-pub trait OffStreamCall: Send + Sync {
-    /// Whether the server has, or may have, the call and has not finished it.
-    fn is_in_flight(&self) -> bool;
-
-    /// Whether the call was abandoned: the server may still execute it.
-    fn is_abandoned(&self) -> bool;
-
-    /// Time of the session's last cancellation, if there was one: the server has received the cancellation or
-    /// soon will.
-    fn cancelled_at(&self) -> Option<Instant>;
-
-    /// Whether this request of the server was sent during the call and is unanswered.
-    fn has_open_request(&self, id: &RequestId) -> bool;
-
-    /// Delivers a message of the call. A request that is already open is ignored: a resumed stream may
-    /// contain it twice.
-    fn receive(self: Arc<Self>, frame: Frame);
-
-    /// Rejects a request that cannot be attributed to this call, in the background.
-    fn refuse(self: Arc<Self>, id: &RequestId, reason: &str);
-
-    /// Reads the GET stream of the client's session while the client has none open, and opens the stream
-    /// again when it ends. Resolves when the server has no GET stream or the session has ended. `on_event`
-    /// receives each event.
-    fn listen(self: Arc<Self>, on_event: Box<dyn FnMut(GetStreamEvent) + Send>) -> BoxFuture<'static, ()>;
-}
 
 impl<W: Transport> OffStreamCall for UpstreamSession<W> {
     fn is_in_flight(&self) -> bool {

@@ -113,7 +113,7 @@ async fn a_call_over_lines_is_answered_off_stream_after_an_input_request() {
     let raised = response.client_result(&Method::ToolsCall).expect("a result");
     let raised: Value = serde_json::from_slice(&raised).expect("JSON");
     assert_eq!(raised["resultType"], "complete");
-    let about = server.last_description().expect("it has spoken");
+    let about = server.status().description.expect("it has spoken");
     assert_eq!((&**about.capabilities, about.has_tasks), (&br#"{"tools":{}}"#[..], false));
     server.close().await;
     assert_eq!(child.read().await, None, "its input ends");

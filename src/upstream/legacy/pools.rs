@@ -3,7 +3,6 @@
 use dashmap::DashMap;
 use foldhash::fast::RandomState;
 use futures_util::{StreamExt, stream};
-use smallvec::SmallVec;
 use std::{
     hash::{Hash, Hasher},
     sync::{
@@ -15,13 +14,12 @@ use std::{
 use tokio::time::{interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{emulated::EmulatedSessions, pool::SessionPool, reports::ChangeNotifier, server::ServerContext};
+use super::{emulated::EmulatedSessions, pool::SessionPool, server::ServerContext};
 use crate::{
-    dialect::{ClientInfo, Credentials, Principal},
-    protocol::Capabilities,
+    dialect::Principal,
     runtime::ConnectionReclaimer,
     telemetry::Limit,
-    upstream::{CallerIdentity, transport::Transport},
+    upstream::{CallerIdentity, changes::ChangeNotifier, transport::Transport},
 };
 
 /// Session pools of one server, one for each identity.
@@ -248,25 +246,10 @@ impl<W: Transport> SessionPools<W> {
         Some(pool.value().clone())
     }
 
-    /// Pools that may have calls of this caller.
-    pub(super) fn pools_for(&self, caller: &CallerIdentity) -> SmallVec<[Arc<SessionPool<W>>; 1]> {
-        if W::IS_COSTLY {
-            // Few, and each may have this caller's calls.
-            return self.pools.iter().map(|pool| pool.value().clone()).collect();
-        }
-        self.pools.get(&PoolKey(caller.clone())).map(|pool| pool.value().clone()).into_iter().collect()
-    }
-
     /// Change notifier of a principal; created on first use.
     pub(super) fn notifier(&self, principal: Principal) -> ChangeNotifier {
-        let (credentials, capabilities) = (Credentials::default(), Arc::new(Capabilities::none()));
-        let client_info = ClientInfo::default();
-        self.notifier_for(
-            self.server
-                .transport
-                .pool_key(&CallerIdentity { principal, credentials, capabilities, client_info })
-                .principal,
-        )
+        let identity = self.server.transport.pool_key(&CallerIdentity::of_principal(principal));
+        self.notifier_for(identity.principal)
     }
 
     fn notifier_for(&self, principal: Principal) -> ChangeNotifier {
@@ -383,6 +366,7 @@ impl Hash for PoolKey {
 mod tests {
     use super::*;
     use crate::{
+        dialect::{ClientInfo, Credentials},
         protocol::Capabilities,
         upstream::{Config, HttpUpstream, UpstreamLimits},
     };

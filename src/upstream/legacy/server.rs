@@ -9,12 +9,15 @@ use std::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::outbound::{ClientQueues, OutboundLimiter};
+use super::{
+    negotiation::RememberedOffer,
+    outbound::{ClientQueues, OutboundLimiter},
+};
 use crate::{
     runtime::{Clock, Mutex, SwapCell, SystemClock},
     upstream::{
-        Config, UpstreamDescription, UpstreamHealth, background::BackgroundTasks,
-        negotiation::RememberedOffer, own_ids, transport::Transport,
+        Config, UpstreamDescription, UpstreamStatus, background::BackgroundTasks, own_ids,
+        transport::Transport,
     },
 };
 
@@ -73,12 +76,15 @@ impl Drop for OpenSessionGuard {
 }
 
 impl<W: Transport> ServerContext<W> {
-    /// State of the server for operators: reachability, last failure and number of open sessions.
-    pub(super) fn health(&self) -> UpstreamHealth {
-        UpstreamHealth {
-            is_up: self.transport.is_up(),
-            failure: self.transport.failure(),
+    /// What is known of the server, with the number of its open sessions.
+    pub(super) fn status(&self) -> UpstreamStatus {
+        let last_attempt = self.transport.last_attempt();
+        UpstreamStatus {
+            is_up: last_attempt.as_ref().map(Result::is_ok),
+            failure: last_attempt.and_then(Result::err),
             sessions: self.open_sessions.load(Ordering::Relaxed),
+            takes_turns: W::IS_COSTLY,
+            description: self.description.lock().clone(),
         }
     }
 
@@ -140,11 +146,6 @@ impl<W: Transport> ServerContext<W> {
     /// Stores the description from a handshake.
     pub(super) fn set_description(&self, description: &Arc<UpstreamDescription>) {
         *self.description.lock() = Some(Arc::clone(description));
-    }
-
-    /// Description from the last handshake; `None` before the first.
-    pub(super) fn last_description(&self) -> Option<Arc<UpstreamDescription>> {
-        self.description.lock().clone()
     }
 }
 

@@ -24,7 +24,6 @@ use super::{
     mailbox::{CallMessage, SessionMailbox},
     message,
     outbound::{OutboundMessage, OutboundQueue, QUEUE_WAIT, QueuedMessage, RETRY_PAUSES},
-    reports::ChangeNotifier,
     request::CallRequest,
     server::{OpenSessionGuard, ServerContext},
 };
@@ -35,6 +34,7 @@ use crate::{
     telemetry::{Limit, MessageUndelivered, metrics},
     upstream::{
         CallAnchor, CallError, Deferral, UpstreamDescription,
+        changes::ChangeNotifier,
         transport::{RetryOnLoss, Transport, TransportSession},
     },
 };

@@ -41,7 +41,7 @@ use super::{
     STATUS,
     command::ServerCommand,
     message_line::{MessageLine, MessagePipe},
-    process_table::{PendingCallGuard, RegistryEntry},
+    process_registry::{PendingCallGuard, RegistryEntry},
     start_limiter::StartLimiter,
     stderr::StderrLines,
     supervisor::{self, SupervisorReport, TERMINATE},

@@ -2,20 +2,20 @@
 //!
 //! A session is a process: `command` describes its start, `child` is one process from start to end,
 //! `supervisor` watches it from outside the proxy. `lines` splits its output, `message_line` writes its
-//! input, `stderr` collects its standard error, `process_table` lists all processes for operators,
-//! `initialize` is the handshake, `start_limiter` decides when a process may be started again. The manual's
+//! input, `stderr` collects its standard error, `process_registry` lists all processes for operators,
+//! `modern_only` remembers a server that cannot be used, `start_limiter` decides when a process may be started again. The manual's
 //! page is [`processes`](crate::manual::processes).
 //!
 //! A process is costly and cannot distinguish callers: all callers with the same capabilities share one,
-//! until the server sends a request that names no call ([`Transport::IS_COSTLY`]). Begin with the `Transport`
+//! until the server sends a request that names no call ([`SessionKind::Process`]). Begin with the `Transport`
 //! implementation in this file.
 
 mod child;
 mod command;
-mod initialize;
 pub mod lines;
 mod message_line;
-mod process_table;
+mod modern_only;
+mod process_registry;
 mod start_limiter;
 mod stderr;
 mod supervisor;
@@ -25,7 +25,6 @@ mod tests;
 pub use command::{
     DEFAULT_MAX_PROCESSES, EnvInheritance, EnvVariables, OWN_PREFIX, ProcessSharing, ServerCommand, StartMode,
 };
-pub use process_table::ProcessTable;
 pub use supervisor::supervise;
 
 use bytes::Bytes;
@@ -50,17 +49,18 @@ use tokio::{
 };
 
 use super::{
-    ApplyReload, CallError, CallerIdentity, Config, Upstream, UpstreamDescription, UpstreamLimits,
+    ApplyReload, CallError, CallerIdentity, Config, ProcessTable, Upstream, UpstreamLimits,
     UpstreamSetupError,
     background::BackgroundTasks,
     legacy::LegacyUpstream,
     transport::{
-        self, CallEvent, CallProgress, IdleRounds, InitializeRequest, RetryOnLoss, SessionEvent, Transport,
+        self, CallEvent, CallProgress, HandshakeChannel, HandshakeEvent, IdleRounds, RetryOnLoss,
+        SessionEvent, SessionKind, Transport,
     },
 };
 use crate::{
     dialect::{ClientInfo, Credentials, Principal},
-    protocol::{Capabilities, Frame, Kind, MessageReader, Method, splice::JsonObject},
+    protocol::{Frame, Kind, MessageReader, Method, splice::JsonObject},
     runtime::{Clock, Mutex, Network, SwapCell, SystemClock},
     telemetry::{
         Limit, ServerNotStarted, ServerOmitsVersion, ServerOutputSkipped, ServerProcessAdded, metrics,
@@ -69,9 +69,9 @@ use crate::{
 #[cfg(test)]
 use child::ProcessIo;
 use child::{ChildProcess, ProcessPermit, ProcessState, SpawnFn};
-use initialize::{ModernOnlyCache, initialize};
 use lines::{OutputLine, OutputLines, answered_call};
-use process_table::{PendingCallGuard, ProcessRegistry};
+use modern_only::ModernOnlyCache;
+use process_registry::{PendingCallGuard, ProcessRegistry};
 use start_limiter::{DelayReason, MAX_STARTS, StartDecision, StartLimiter};
 
 /// An [`Upstream`] for a legacy server that the proxy starts as a process.
@@ -87,10 +87,8 @@ pub struct ProcessTransport {
     /// Locked for a few statements only.
     start_limiter: Arc<Mutex<StartLimiter>>,
     modern_only: ModernOnlyCache,
-    /// Whether the last start of a process succeeded; `None` before the first.
-    last_start_succeeded: Mutex<Option<bool>>,
-    /// Reason why the last start failed; `None` if it succeeded.
-    failure: Mutex<Option<Arc<str>>>,
+    /// Outcome of the last start of a process, with the reason of its failure; `None` before the first.
+    last_start: Mutex<Option<Result<(), Arc<str>>>>,
     registry: Arc<ProcessRegistry>,
     /// Whether a log message has said that the server omits `"jsonrpc":"2.0"` from its messages.
     has_logged_version: Arc<AtomicBool>,
@@ -113,6 +111,15 @@ pub struct ProcessTransport {
 
 /// Counts a caller that waits for a permit, until dropped.
 struct WaiterCount<'a>(&'a AtomicUsize);
+
+/// A started process whose handshake is not complete.
+pub struct ProcessChannel {
+    transport: Arc<ProcessTransport>,
+    child: ChildProcess,
+    output: OutputReader,
+    /// The last request.
+    method: &'static str,
+}
 
 /// A session of a stdio server: one process.
 pub struct ProcessSession {
@@ -193,12 +200,7 @@ impl StdioUpstream {
         if start == StartMode::Eager {
             let upstream = server.clone();
             work.spawn(async move {
-                let anonymous = CallerIdentity {
-                    principal: Principal::ANONYMOUS,
-                    credentials: Credentials::default(),
-                    capabilities: Arc::new(Capabilities::none()),
-                    client_info: ClientInfo::default(),
-                };
+                let anonymous = CallerIdentity::of_principal(Principal::ANONYMOUS);
                 // The error is logged when the start fails.
                 let _ = upstream.describe(&anonymous).await;
             });
@@ -228,8 +230,7 @@ impl ProcessTransport {
             spawn,
             start_limiter: Arc::default(),
             modern_only: ModernOnlyCache::default(),
-            last_start_succeeded: Mutex::default(),
-            failure: Mutex::default(),
+            last_start: Mutex::default(),
             registry: Arc::default(),
             has_logged_version: Arc::default(),
             permits: Arc::new(Semaphore::new(max_processes.min(Semaphore::MAX_PERMITS))),
@@ -329,12 +330,8 @@ impl ProcessTransport {
         }
     }
 
-    /// Starts a process and completes its handshake.
-    async fn start(
-        &self,
-        caller: &CallerIdentity,
-        request: &mut InitializeRequest,
-    ) -> Result<(UpstreamDescription, ProcessSession), CallError> {
+    /// Starts a process.
+    async fn start(self: &Arc<Self>, caller: &CallerIdentity) -> Result<ProcessChannel, CallError> {
         self.modern_only.check(self.clock.now())?;
         let permit = self.acquire_permit().await?;
         self.wait_to_start(caller.principal).await?;
@@ -351,39 +348,27 @@ impl ProcessTransport {
         let process = child.state().clone();
         let config = self.config.clone();
         let (has_logged_version, work) = (self.has_logged_version.clone(), self.work.clone());
-        let mut output =
-            OutputReader::new(self.route.clone(), stdout, config, has_logged_version, process.clone(), work);
-        let initialized = timeout(self.command.start_timeout, initialize(&child, &mut output, request)).await;
-        let initialized = initialized.unwrap_or_else(|_| {
-            let limit = self.command.start_timeout;
-            Limit::StartTimeout.record_hit();
-            let hint = if output.omits_version {
-                "; it wrote JSON without \"jsonrpc\":\"2.0\", which is no message"
-            } else {
-                ""
-            };
-            let reason = format!(
-                "its process did not answer `initialize` within {limit:?} (upstream.start_timeout){hint}"
-            );
-            Err(CallError::Unreachable(reason))
-        });
-        let description = match initialized {
-            Ok(description) => description,
-            Err(error) => {
-                self.modern_only.remember(self.clock.now(), &error);
-                process.record_failed_start();
-                return Err(self.with_stderr_line(error, &process).await);
-            }
-        };
-        let session = ProcessSession { child, output: Mutex::new(Some(output)), loss: OnceLock::new() };
-        Ok((description, session))
+        let output = OutputReader::new(self.route.clone(), stdout, config, has_logged_version, process, work);
+        Ok(ProcessChannel { transport: Arc::clone(self), child, output, method: "" })
+    }
+
+    /// Records whether a process was started and completed its handshake.
+    fn record_start(&self, started: Result<(), &CallError>) {
+        // Without a permit, no start was attempted.
+        if !matches!(started, Err(CallError::ProcessesInUse { .. } | CallError::Closing)) {
+            *self.last_start.lock() = Some(started.map_err(|error| error.to_string().into()));
+        }
+        if let Err(error) = started {
+            ServerNotStarted { route: &self.route, program: self.command.program(), error }.emit();
+        }
     }
 }
 
 impl Transport for ProcessTransport {
     type Session = ProcessSession;
+    type Channel = ProcessChannel;
 
-    const IS_COSTLY: bool = true;
+    const SESSIONS: SessionKind = SessionKind::Process;
     const SESSION_LIMIT_REASON: &'static str = "upstream.instances";
     /// Closing the input, SIGTERM and SIGKILL each take their time.
     const CLOSE_TIMEOUT: Duration = Duration::from_secs(6);
@@ -407,21 +392,8 @@ impl Transport for ProcessTransport {
         Ok(Box::new(move || transport.config.set(config)))
     }
 
-    async fn open(
-        self: &Arc<Self>,
-        caller: &CallerIdentity,
-        request: &mut InitializeRequest,
-    ) -> Result<(UpstreamDescription, ProcessSession), CallError> {
-        let started = self.start(caller, request).await;
-        // Without a permit, no start was attempted.
-        if !matches!(started, Err(CallError::ProcessesInUse { .. } | CallError::Closing)) {
-            *self.last_start_succeeded.lock() = Some(started.is_ok());
-            *self.failure.lock() = started.as_ref().err().map(|error| error.to_string().into());
-        }
-        if let Err(error) = &started {
-            ServerNotStarted { route: &self.route, program: self.command.program(), error }.emit();
-        }
-        started
+    async fn open(self: &Arc<Self>, caller: &CallerIdentity) -> Result<ProcessChannel, CallError> {
+        self.start(caller).await.inspect_err(|error| self.record_start(Err(error)))
     }
 
     fn idle_rounds(&self) -> IdleRounds {
@@ -435,12 +407,8 @@ impl Transport for ProcessTransport {
         IdleRounds { list_session: lists, other_sessions: lists.min(IdleRounds::default().other_sessions) }
     }
 
-    fn is_up(&self) -> Option<bool> {
-        *self.last_start_succeeded.lock()
-    }
-
-    fn failure(&self) -> Option<Arc<str>> {
-        self.failure.lock().clone()
+    fn last_attempt(&self) -> Option<Result<(), Arc<str>>> {
+        self.last_start.lock().clone()
     }
 
     fn processes(&self) -> Option<ProcessTable> {
@@ -492,6 +460,65 @@ impl<'a> WaiterCount<'a> {
 impl Drop for WaiterCount<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// === impl ProcessChannel ===
+
+impl HandshakeChannel for ProcessChannel {
+    type Session = ProcessSession;
+
+    const CAN_PROBE: bool = true;
+
+    fn time_limit(&self) -> Duration {
+        self.transport.command.start_timeout
+    }
+
+    fn timeout_error(&self, method: &str) -> CallError {
+        let limit = self.time_limit();
+        Limit::StartTimeout.record_hit();
+        let hint = if self.output.omits_version {
+            "; it wrote JSON without \"jsonrpc\":\"2.0\", which is no message"
+        } else {
+            ""
+        };
+        CallError::Unreachable(format!(
+            "its process did not answer `{method}` within {limit:?} (upstream.start_timeout){hint}"
+        ))
+    }
+
+    fn send(&mut self, method: &'static str, body: Bytes) -> Result<(), CallError> {
+        self.method = method;
+        self.child.write(body)
+    }
+
+    async fn receive(&mut self) -> Result<HandshakeEvent, CallError> {
+        while let Some(event) = self.output.next().await {
+            if let SessionEvent::Message(frame) = event {
+                return Ok(HandshakeEvent::Message(frame));
+            }
+        }
+        let _ = timeout(STATUS, self.child.state().wait_ended()).await;
+        let (method, end_reason) = (self.method, self.child.state().end_reason());
+        let reason = format!("its process ended before it answered `{method}`: {end_reason}");
+        Err(CallError::Unreachable(reason))
+    }
+
+    fn into_session(self, _: &str) -> Result<ProcessSession, CallError> {
+        let Self { transport, child, output, .. } = self;
+        transport.record_start(Ok(()));
+        Ok(ProcessSession { child, output: Mutex::new(Some(output)), loss: OnceLock::new() })
+    }
+
+    async fn abandon(self, error: CallError) -> CallError {
+        let Self { transport, child, output, .. } = self;
+        let process = child.state().clone();
+        transport.modern_only.remember(transport.clock.now(), &error);
+        process.record_failed_start();
+        let error = transport.with_stderr_line(error, &process).await;
+        drop((output, child));
+        transport.record_start(Err(&error));
+        error
     }
 }
 

@@ -117,14 +117,19 @@ const MAY_ASK_THE_ERA: &[(&str, &str)] = &[
         "upstream/legacy/emulated/initialize.rs",
         "the handshake of a hosted session: which revision it agrees on",
     ),
+    (
+        "upstream/legacy/handshake.rs",
+        "a refusal of our handshake may say what the server speaks, and a process is asked for it",
+    ),
     ("upstream/legacy/message.rs", "the revision that our own handshake asks for"),
     (
-        "upstream/negotiation.rs",
+        "upstream/legacy/negotiation.rs",
         "which revision our own handshake asks for, where a server refuses the newest",
     ),
-    ("upstream/stdio/initialize.rs", "asks a process that refuses our handshake what it speaks"),
-    ("upstream/transport.rs", "a refusal of our handshake may say what the server speaks"),
 ];
+/// What implements `Upstream`, or what those parts are made of.
+const BELOW_THE_INTERFACE: &[&str] =
+    &["HttpUpstream", "StdioUpstream", "create", "duplex", "http", "http1", "legacy", "stdio", "transport"];
 const PEERS: &[&str] = &["cli", "client", "demo", "protocol"];
 
 #[test]
@@ -297,6 +302,31 @@ fn one_loop_drives_every_call() {
         driven.extend(text.matches("exchange.poll_timeout()").map(|_| file.to_owned()));
     });
     assert_eq!(driven, ["proxy/drive/mod.rs"]);
+}
+
+#[test]
+fn the_interface_of_a_server_names_nothing_that_implements_it() {
+    let mut found = 0;
+    for_each_source(|_, file, text| {
+        if file == "upstream/mod.rs" {
+            let lines = text.lines().count();
+            assert!(lines < 60, "{file} lists the modules and what they export: {lines} lines");
+        }
+        if file != "upstream/api.rs" {
+            return;
+        }
+        found += 1;
+        let below = |path: &String| {
+            let path = path.strip_prefix("crate::upstream::").or_else(|| path.strip_prefix("super::"));
+            path.is_some_and(|path| {
+                BELOW_THE_INTERFACE.contains(&path.split("::").next().unwrap_or_default())
+            })
+        };
+        let stray: Vec<_> = paths(text).into_iter().filter(below).collect();
+        assert!(stray.is_empty(), "{file} names what implements it: {stray:?}");
+        assert!(text.lines().count() <= 400, "{file} is read first");
+    });
+    assert_eq!(found, 1);
 }
 
 #[test]

@@ -5,12 +5,12 @@
 
 use bytes::Bytes;
 use deferral::internals::{
-    dialect::{CallResponse, Credentials, Principal},
+    dialect::{CallResponse, Principal},
     protocol::{Frame, InputRequest, Method, Payload, RequestId},
     upstream::{
-        CallAnchor, CallError, CallerIdentity, ChangeNotification, Deferral, OriginResponse, OutgoingCall,
-        PendingServerRequest, Responder, ResumedCall, ServerRequest, Subscription, ToolChanges, Upstream,
-        UpstreamDescription, UpstreamEvent, UpstreamEvents,
+        ApplyReload, CallAnchor, CallError, CallResumption, CallerIdentity, ChangeNotifier, Config, Deferral,
+        OutgoingCall, PendingServerRequest, ReadyServer, Responder, ResumedCall, ServerRequest, Subscription,
+        Upstream, UpstreamDescription, UpstreamEvent, UpstreamEvents, UpstreamSetupError, UpstreamStatus,
     },
 };
 use futures_util::{
@@ -29,7 +29,7 @@ use std::{
     task::{Context, Poll, Waker},
     time::Duration,
 };
-use tokio::{sync::broadcast, time::sleep};
+use tokio::time::sleep;
 
 /// What a server is like.
 #[derive(Clone, Copy, Debug)]
@@ -188,6 +188,45 @@ impl Upstream for Server {
         Connection::new(self, number, 0, deferral, &[]).boxed()
     }
 
+    fn describe(&self, _: &CallerIdentity) -> BoxFuture<'_, Result<Arc<UpstreamDescription>, CallError>> {
+        let capabilities = Payload::read(Bytes::from_static(br#"{"tools":{}}"#));
+        ready(Ok(Arc::new(UpstreamDescription { capabilities, ..UpstreamDescription::unknown() }))).boxed()
+    }
+
+    fn ready_server(&self, _: &CallerIdentity) -> Option<ReadyServer> {
+        None
+    }
+
+    fn status(&self) -> UpstreamStatus {
+        UpstreamStatus::default()
+    }
+
+    fn watch(&self, _: Principal) -> ChangeNotifier {
+        ChangeNotifier::default()
+    }
+
+    fn subscribe<'a>(
+        &'a self,
+        _: &'a CallerIdentity,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<Subscription, CallError>> {
+        pending().boxed()
+    }
+
+    fn prepare_reload(&self, _: &Config) -> Result<ApplyReload, UpstreamSetupError> {
+        Ok(Box::new(|| {}))
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        ready(()).boxed()
+    }
+
+    fn resumption(&self) -> Option<&dyn CallResumption> {
+        Some(self)
+    }
+}
+
+impl CallResumption for Server {
     fn resume_call(
         &self,
         _: &CallerIdentity,
@@ -212,39 +251,6 @@ impl Upstream for Server {
             true
         };
         sleep(self.kind.answers_take).map(cancelled).boxed()
-    }
-
-    fn describe(&self, _: &CallerIdentity) -> BoxFuture<'_, Result<Arc<UpstreamDescription>, CallError>> {
-        let capabilities = Payload::read(Bytes::from_static(br#"{"tools":{}}"#));
-        ready(Ok(Arc::new(UpstreamDescription { capabilities, ..UpstreamDescription::unknown() }))).boxed()
-    }
-
-    fn subscribe_changes(&self, _: Principal) -> broadcast::Receiver<ChangeNotification> {
-        broadcast::channel(1).1
-    }
-
-    fn tool_changes(&self, _: Principal) -> ToolChanges {
-        ToolChanges::default()
-    }
-
-    fn subscribe<'a>(
-        &'a self,
-        _: &'a CallerIdentity,
-        _: &'a str,
-    ) -> BoxFuture<'a, Result<Subscription, CallError>> {
-        pending().boxed()
-    }
-
-    fn fetch<'a>(
-        &'a self,
-        _: &'a str,
-        _: &'a Credentials,
-    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
-        pending().boxed()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        ready(()).boxed()
     }
 }
 

@@ -114,7 +114,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("upstream/legacy/pool/mod.rs REOPEN_PAUSE", PAUSE),
     ("upstream/stdio/mod.rs EVICTION_INTERVAL", "how often it is asked for; `timeouts.queue` ends the wait"),
     ("upstream/http/listen.rs DEFAULT_PAUSE", PAUSE),
-    ("upstream/mod.rs DEFAULT_MAX_CONNECTIONS", DEFAULT),
+    ("upstream/config.rs DEFAULT_MAX_CONNECTIONS", DEFAULT),
     ("upstream/stdio/command.rs DEFAULT_MAX_PROCESSES", DEFAULT),
     ("upstream/stdio/command.rs DEFAULT_START_TIMEOUT", DEFAULT),
     ("upstream/stdio/command.rs DEFAULT_IDLE", DEFAULT),

@@ -374,11 +374,11 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ),
     ("upstream/stdio/mod.rs STATUS", By("a_process_that_closes_its_output_is_ended")),
     (
-        "upstream/stdio/initialize.rs PROBE_TIMEOUT",
+        "upstream/legacy/handshake.rs PROBE_TIMEOUT",
         By("a_rejection_of_initialize_without_revisions_keeps_its_text"),
     ),
     (
-        "upstream/stdio/initialize.rs VERDICT_LIFETIME",
+        "upstream/stdio/modern_only.rs VERDICT_LIFETIME",
         By("a_server_of_2026_07_28_alone_is_recognised_and_not_started_again_for_a_while"),
     ),
     (
@@ -432,7 +432,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
         Not("a pause between attempts, which nobody outside lengthens"),
     ),
     (
-        "upstream/negotiation.rs OFFER_LIFETIME",
+        "upstream/legacy/negotiation.rs OFFER_LIFETIME",
         By("a_remembered_offer_is_forgotten_after_a_while_and_on_request"),
     ),
     (
@@ -465,7 +465,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("upstream/legacy/outbound.rs MAX_BEST_EFFORT", By("undelivered_responses_are_bounded")),
     ("upstream/legacy/mailbox.rs MAX_NOTIFICATIONS", By("unread_notifications_are_bounded")),
     ("upstream/legacy/mailbox.rs MAX_BYTES", By("unread_notifications_are_bounded_in_bytes")),
-    ("upstream/legacy/reports.rs MAX_UNREAD", By("unread_notifications_are_bounded")),
+    ("upstream/changes.rs MAX_UNREAD", By("unread_notifications_are_bounded")),
     (
         "upstream/legacy/session.rs MAX_ABANDONED",
         By("a_process_with_cancelled_calls_of_very_many_clients_is_used_by_none_of_them"),

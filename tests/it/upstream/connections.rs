@@ -38,7 +38,7 @@ async fn the_request_body_is_dropped_once_the_response_begins() {
     let body = Bytes::from_owner(Watched { bytes: body.to_string().into(), _alive: Arc::clone(&alive) });
     let session = ClientSession { principal: Principal::ANONYMOUS, query: None, headers: HeaderMap::new() };
     let call = NativeCall { id: 1, method: Method::ToolsCall, body, deferral: None };
-    let mut running = Running::new(world.upstream.call_in(session, call).0);
+    let mut running = Running::new(world.relay().call_in(session, call).0);
     let call = world.server.call().await;
     assert_eq!(Arc::strong_count(&alive), 2);
     let events = call.stream();
@@ -74,7 +74,7 @@ async fn a_document_beside_the_endpoint_is_fetched_as_it_is() {
     };
     let world = UpstreamAndServer::new(Options::default().hook(hook)).await;
     let credentials = token("Bearer a").credentials;
-    let document = world.upstream.fetch(path, &credentials).await.expect("a document");
+    let document = world.origin().fetch(path, &credentials).await.expect("a document");
     assert_eq!((document.status.as_u16(), document.body.as_ref()), (418, &b"tea"[..]));
     assert_eq!(document.headers["x-kind"], "oolong");
     assert_eq!(world.server.log()[0].header("authorization"), Some("Bearer a"));

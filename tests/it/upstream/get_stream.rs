@@ -45,7 +45,7 @@ async fn messages_unknown_to_2026_07_28_reach_native_calls_only() {
         NativeCall { id: 2, method: Method::ToolsCall, body: body.to_string().into(), deferral: None };
     for (id, is_native) in [(1, false), (2, true)] {
         let mut running = match is_native {
-            true => Running::new(world.upstream.call_in(session.clone(), native.clone()).0),
+            true => Running::new(world.relay().call_in(session.clone(), native.clone()).0),
             false => world.call(id),
         };
         let events = world.server.call().await.stream();
@@ -67,7 +67,7 @@ async fn messages_unknown_to_2026_07_28_reach_native_calls_only() {
 #[tokio::test]
 async fn changes_are_reported_and_lists_come_from_the_session_that_reported() {
     let world = UpstreamAndServer::new(Options::default()).await;
-    let mut reports = world.upstream.subscribe_changes(Principal::ANONYMOUS);
+    let mut reports = world.upstream.watch(Principal::ANONYMOUS).subscribe();
     let (mut first, mut second) = (world.ask(1), world.ask(2));
     let (a, b) = (world.server.call().await, world.server.call().await);
     let (in_first, in_second) = if a.session() == "s1" { (a, b) } else { (b, a) };
@@ -94,7 +94,7 @@ async fn changes_are_reported_and_lists_come_from_the_session_that_reported() {
 #[tokio::test]
 async fn a_get_stream_that_ends_is_opened_again_as_a_new_one_and_what_may_have_changed_is_reported() {
     let world = UpstreamAndServer::new(Options::default()).await;
-    let mut reports = world.upstream.subscribe_changes(Principal::ANONYMOUS);
+    let mut reports = world.upstream.watch(Principal::ANONYMOUS).subscribe();
     world.upstream.describe(&identity(MUTE)).await.expect("a session");
     let listener = world.server.listener("s1").await;
     let changed = notification("notifications/prompts/list_changed", json!({}));

@@ -10,8 +10,7 @@ use deferral::internals::{
     dialect::Principal,
     protocol::Method,
     upstream::{
-        CallError, CallerIdentity, ClientSession, NativeCall, OutgoingCall, RequestPurpose, Upstream,
-        UpstreamEvent,
+        CallError, CallerIdentity, ClientSession, NativeCall, OutgoingCall, RequestPurpose, UpstreamEvent,
     },
 };
 
@@ -55,7 +54,7 @@ async fn a_redirect_on_the_same_server_is_followed_with_method_body_and_headers(
         let body =
             Bytes::from_static(br#"{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{"name":"t"}}"#);
         let native = NativeCall { id: 9, method: Method::ToolsCall, body: body.clone(), deferral: None };
-        let mut native = Running::new(world.upstream.call_in(session, native).0);
+        let mut native = Running::new(world.relay().call_in(session, native).0);
         let arrived = world.server.call().await;
         assert_eq!((&*arrived.seen.path, &arrived.seen.body), ("/mcp/", &body));
         arrived.result(json!({ "n": 2 }));
@@ -337,7 +336,7 @@ async fn what_may_be_repeated_is_sent_once_more_where_its_connection_breaks_and_
     let session = ClientSession { principal: Principal::ANONYMOUS, query: None, headers };
     let body = Bytes::from_static(br#"{"jsonrpc":"2.0","id":9,"method":"tools/list"}"#);
     let list = session.request(http::Method::POST, body, RequestPurpose::Idempotent);
-    let forwarded = tokio::spawn(world.upstream.forward(list));
+    let forwarded = tokio::spawn(world.relay().forward(list));
     world.server.call().await.result(json!({ "tools": [] }));
     assert_eq!(forwarded.await.expect("it ends").expect("it is answered").status, 200);
     assert_eq!(world.server.messages("tools/list"), 2);

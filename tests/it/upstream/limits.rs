@@ -30,7 +30,7 @@ async fn messages_in_one_response_are_bounded() {
     let many = (0..130).fold(Canned::json(200, &json!({})), |canned, _| canned.header("x-many", "y"));
     let lost = answered(3, many).await;
     assert!(matches!(lost, CallError::Invalid(_)), "{lost}");
-    let document = world.upstream.fetch(path, &Credentials::default()).await;
+    let document = world.origin().fetch(path, &Credentials::default()).await;
     assert!(matches!(document.map(drop), Err(CallError::TooLarge { limit: 1_048_576 })));
     // It is heard again when it speaks as others do.
     let mut call = world.call(4);
@@ -44,8 +44,8 @@ async fn unread_notifications_are_bounded() {
     const KEPT: usize = 256;
     let world = UpstreamAndServer::new(Options::default()).await;
     let (mut idle, mut busy) = (
-        world.upstream.subscribe_changes(Principal::ANONYMOUS),
-        world.upstream.subscribe_changes(Principal::ANONYMOUS),
+        world.upstream.watch(Principal::ANONYMOUS).subscribe(),
+        world.upstream.watch(Principal::ANONYMOUS).subscribe(),
     );
     let mut replies = world.upstream.call(request(1, Method::ToolsCall, MUTE));
     let arrived = tokio::select! {

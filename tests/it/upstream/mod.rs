@@ -26,8 +26,8 @@ use deferral::internals::{
     dialect::{Call, Credentials, Principal, modern},
     protocol::{Capabilities, Frame, Kind, Method},
     upstream::{
-        CallError, CallerIdentity, Config, HttpUpstream, OutgoingCall, PendingServerRequest, Upstream,
-        UpstreamEvent, UpstreamEvents,
+        CallError, CallerIdentity, Config, HttpOrigin, HttpRelay, HttpUpstream, OutgoingCall,
+        PendingServerRequest, Upstream, UpstreamEvent, UpstreamEvents,
     },
 };
 use futures_util::StreamExt;
@@ -55,6 +55,16 @@ impl UpstreamAndServer {
         let server = LegacyServer::start(options).await;
         let upstream = connect(&server.url(), change);
         Self { server, upstream }
+    }
+
+    /// The port for the requests of legacy clients.
+    fn relay(&self) -> &dyn HttpRelay {
+        self.upstream.http_relay().expect("sessions for legacy clients")
+    }
+
+    /// The port to the server's documents.
+    fn origin(&self) -> &dyn HttpOrigin {
+        self.upstream.http_origin().expect("a server over HTTP")
     }
 
     fn call(&self, id: u64) -> Running {

@@ -76,7 +76,7 @@ async fn our_headers_are_in_every_request_in_the_place_of_the_callers() {
     });
     let world = UpstreamAndServer::with(options, |config| config.headers = Arc::new(own_headers())).await;
     let caller = token("Bearer theirs");
-    let report = world.upstream.subscribe_changes(caller.principal);
+    let report = world.upstream.watch(caller.principal).subscribe();
     let call = OutgoingCall { caller: caller.clone(), ..request(1, Method::ToolsCall, MUTE) };
     let mut call = world.send(call);
     let arrived = world.server.call().await;
@@ -85,7 +85,7 @@ async fn our_headers_are_in_every_request_in_the_place_of_the_callers() {
     call.result().await;
     world.server.listener(&session).await;
     let path = "/.well-known/oauth-protected-resource/mcp";
-    let document = world.upstream.fetch(path, &caller.credentials).await;
+    let document = world.origin().fetch(path, &caller.credentials).await;
     assert!(document.is_ok(), "{document:?}");
     drop(report);
     world.upstream.close().await;
@@ -115,11 +115,11 @@ async fn our_headers_are_in_the_requests_of_a_client_that_has_a_session_of_its_o
     let session = ClientSession { principal: Principal::ANONYMOUS, query: None, headers };
     let body = Bytes::from_static(br#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"t"}}"#);
     let call = NativeCall { id: 7, method: Method::ToolsCall, body, deferral: None };
-    let mut called = Running::new(world.upstream.call_in(session.clone(), call).0);
+    let mut called = Running::new(world.relay().call_in(session.clone(), call).0);
     world.server.call().await.result(json!({}));
     called.result().await;
 
-    world.upstream.cancel_in(session, &[deferral::internals::protocol::RequestId::from_number(7)], "gone");
+    world.relay().cancel_in(session, &[deferral::internals::protocol::RequestId::from_number(7)], "gone");
     world.server.message("notifications/cancelled").await;
     let log = world.server.log();
     assert_eq!(log.len(), 2, "{log:?}");

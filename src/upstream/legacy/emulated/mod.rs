@@ -2,7 +2,7 @@
 //!
 //! Such a server has no HTTP requests and session ids, so requests of clients cannot be forwarded. They are
 //! answered here as a server with Streamable HTTP would answer them: POST, GET and DELETE
-//! ([`EmulatedSessions::serve`]). Code above [`Upstream::forward`](crate::upstream::Upstream::forward) sees
+//! ([`EmulatedSessions::serve`]). Code above [`HttpRelay::forward`](crate::upstream::HttpRelay::forward) sees
 //! no difference.
 //!
 //! The client's session is kept here (`session`); its calls are made in pooled sessions, shared with clients

@@ -16,7 +16,9 @@ use super::session::{MAX_OPEN_REQUESTS, MAX_SUBSCRIPTIONS};
 use crate::{
     dialect::Principal,
     protocol::headers::SESSION_ID,
-    upstream::{Config, HttpRequest, HttpResponse, RequestPurpose, Upstream, UpstreamLimits, in_memory},
+    upstream::{
+        Config, HttpRequest, HttpResponse, RequestPurpose, Upstream, UpstreamLimits, duplex::in_memory,
+    },
 };
 
 /// Messages that a child sends, and those it receives that are not requests.
@@ -71,7 +73,7 @@ async fn post(server: &dyn Upstream, session: Option<&HeaderValue>, message: Val
         interest: None,
         timeout: None,
     };
-    let mut answer = server.forward(request).await.expect("an answer");
+    let mut answer = server.http_relay().expect("a relay").forward(request).await.expect("an answer");
     let body = poll_fn(|cx| answer.body.poll_chunk(cx)).await.transpose().expect("whole").unwrap_or_default();
     let body: Bytes = body;
     (answer, serde_json::from_slice(&body).unwrap_or_default())

@@ -28,7 +28,6 @@ use super::{
     handshake,
     listeners::BroadcastListeners,
     message,
-    reports::ChangeNotifier,
     server::ServerContext,
     session::{SessionOwner, UpstreamSession},
     subscribe::ResourceSubscriptions,
@@ -39,6 +38,7 @@ use crate::{
     telemetry::{Limit, UsageGuard},
     upstream::{
         CallError, CallerIdentity, UpstreamDescription,
+        changes::ChangeNotifier,
         transport::{IdleRounds, Transport},
     },
 };

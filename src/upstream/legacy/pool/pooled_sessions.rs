@@ -9,11 +9,10 @@ use tokio::sync::oneshot;
 
 use super::super::{
     call_client::CallClient,
-    reports::ReportingSession,
     request::CallRequest,
     session::{InFlightCall, UpstreamSession},
 };
-use crate::upstream::{CallError, Deferral, UpstreamLimits, transport::Transport};
+use crate::upstream::{CallError, Deferral, UpstreamLimits, changes::ReportingSession, transport::Transport};
 
 /// Sessions of a pool and its queue of calls that wait for a grant of type `T`. Locked for a few statements
 /// only, never while waiting.

@@ -134,7 +134,7 @@ fn without_version(id: u64) -> String {
 #[tokio::test(start_paused = true)]
 async fn json_that_declares_no_json_rpc_is_no_message_before_the_handshake_and_behind_it() {
     let mut world = World::new();
-    let mut reported = world.server.subscribe_changes(Principal::ANONYMOUS);
+    let mut reported = world.server.watch(Principal::ANONYMOUS).subscribe();
     let mut call = world.call(1, ASKABLE);
     let mut process = world.next().await;
     process.write(&without_version(0)).await;
@@ -210,7 +210,7 @@ async fn invalid_lines_are_skipped_and_a_too_large_response_fails_its_call_alone
 #[tokio::test(start_paused = true)]
 async fn a_too_large_resource_update_is_not_delivered() {
     let mut world = World::new();
-    let mut heard = world.server.subscribe_changes(Principal::ANONYMOUS);
+    let mut heard = world.server.watch(Principal::ANONYMOUS).subscribe();
     let _call = world.call(1, MUTE);
     let mut process = world.next_initialized().await;
     process.read_call().await;

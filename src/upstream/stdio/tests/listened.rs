@@ -27,7 +27,7 @@ async fn cancel_call(world: &World, process: &mut Process, id: u64, capabilities
 #[tokio::test(start_paused = true)]
 async fn no_process_is_started_for_listeners_if_one_of_another_set_reports_to_them() {
     let mut world = World::new();
-    let _heard = world.server.subscribe_changes(Principal::ANONYMOUS);
+    let _heard = world.server.watch(Principal::ANONYMOUS).subscribe();
     let [first, second] = two_idle_processes(&mut world).await;
     first.ends("exit status: 0").await;
     sleep(Duration::from_secs(60)).await;
@@ -40,7 +40,7 @@ async fn no_process_is_started_for_listeners_if_one_of_another_set_reports_to_th
 #[tokio::test(start_paused = true)]
 async fn one_process_is_kept_for_listeners() {
     let mut world = World::new();
-    let heard = world.server.subscribe_changes(Principal::ANONYMOUS);
+    let heard = world.server.watch(Principal::ANONYMOUS).subscribe();
     let mut processes = vec![idle_process(&mut world, 1, MUTE).await];
     processes.extend(two_idle_processes(&mut world).await);
     let ended = async |processes: &mut Vec<Process>, after: Duration| {
@@ -68,7 +68,7 @@ async fn one_process_is_kept_for_listeners() {
 #[tokio::test(start_paused = true)]
 async fn the_only_process_ends_without_waiting_for_another() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
-    let _heard = world.server.subscribe_changes(Principal::ANONYMOUS);
+    let _heard = world.server.watch(Principal::ANONYMOUS).subscribe();
     let mut process = idle_process(&mut world, 1, ASKABLE).await;
     let began = world.clock.now();
     cancel_call(&world, &mut process, 2, ASKABLE).await;

@@ -6,12 +6,24 @@ use std::sync::{
 };
 use tokio::sync::broadcast::{Receiver, Sender};
 
-use crate::{protocol::ListKind, runtime::Mutex, upstream::ChangeNotification};
+use crate::{protocol::ListKind, runtime::Mutex};
+use bytes::Bytes;
+
+/// A change notification of a server: one of its lists, or a resource, has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChangeNotification {
+    ListChanged(ListKind),
+    /// A resource changed. `params` are the raw parameters of the notification.
+    ResourceUpdated {
+        uri: String,
+        params: Bytes,
+    },
+}
 
 /// Sends the change notifications of one principal's sessions to subscribers. Clones share the state. Costs
 /// about a hundred bytes without subscribers.
 #[derive(Clone, Default)]
-pub(super) struct ChangeNotifier(Arc<NotifierState>);
+pub struct ChangeNotifier(Arc<NotifierState>);
 
 #[derive(Default)]
 struct NotifierState {
@@ -64,13 +76,14 @@ impl ChangeNotifier {
         ListKind::ALL.into_iter().for_each(|list| self.send(ChangeNotification::ListChanged(list)));
     }
 
-    /// Subscribes to notifications sent from now on.
-    pub(super) fn subscribe(&self) -> Receiver<ChangeNotification> {
+    /// Subscribes to notifications sent from now on. A session is kept open until the receiver is dropped.
+    pub fn subscribe(&self) -> Receiver<ChangeNotification> {
         self.0.sender.lock().get_or_insert_with(|| Sender::new(MAX_UNREAD)).subscribe()
     }
 
-    /// Returns a tracker of tool changes from now on.
-    pub(super) fn tool_changes(&self) -> ToolChanges {
+    /// Returns a tracker of changes to the server's tools from now on. Keeps no session open; a change that may
+    /// have been missed counts as a change.
+    pub fn tool_changes(&self) -> ToolChanges {
         let tools = &self.0.tools_version;
         ToolChanges { seen_version: tools.load(Ordering::Relaxed), version: Some(Arc::clone(tools)) }
     }
@@ -121,12 +134,6 @@ impl Drop for ReportingSession {
 // === impl ToolChanges ===
 
 impl ToolChanges {
-    /// Returns a tracker for tools that never change.
-    #[cfg(test)]
-    pub(crate) fn unchanging() -> Self {
-        Self { version: Some(Arc::default()), seen_version: 0 }
-    }
-
     /// Whether the tools have changed, or may have changed, since this tracker was created.
     pub fn has_changed(&self) -> bool {
         self.version.as_ref().is_none_or(|tools| tools.load(Ordering::Relaxed) != self.seen_version)
