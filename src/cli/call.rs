@@ -5,9 +5,9 @@
 //! (`docs/commands.md`).
 
 use super::{
-    EXIT_CANCELLED, EXIT_FAILURE, EXIT_NEGATIVE, EXIT_SUCCESS,
     ask::{self, InputResponder, ResponderError},
-    interrupted,
+    command_runtime::interrupted,
+    exit_codes::{EXIT_CANCELLED, EXIT_FAILURE, EXIT_NEGATIVE, EXIT_SUCCESS},
     printer::{Printer, StatusBar},
     tools::{self, ServerArgs},
 };

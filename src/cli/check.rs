@@ -1,6 +1,9 @@
 //! `deferral check`: validates a configuration file without starting anything.
 
-use super::{EXIT_FAILURE, EXIT_SUCCESS, printer::Printer};
+use super::{
+    exit_codes::{EXIT_FAILURE, EXIT_SUCCESS},
+    printer::Printer,
+};
 use crate::config;
 use clap::ValueHint;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! `deferral completions`: scripts for shell completion.
 
-use super::{EXIT_SUCCESS, printer::Printer};
+use super::{exit_codes::EXIT_SUCCESS, printer::Printer};
 use clap::Command;
 use clap_complete::Shell;
 

@@ -4,9 +4,9 @@
 //! and serves until it is stopped.
 
 use super::{
-    EXIT_FAILURE, EXIT_SUCCESS,
     call::{describe_task, result_text},
-    interrupted,
+    command_runtime::interrupted,
+    exit_codes::{EXIT_FAILURE, EXIT_SUCCESS},
     printer::{self, Printer},
 };
 use crate::{

@@ -1,7 +1,8 @@
 //! `deferral explain`: why a call became a task, the matching rule, and the task's history.
 
 use super::{
-    EXIT_FAILURE, EXIT_SUCCESS, operator,
+    exit_codes::{EXIT_FAILURE, EXIT_SUCCESS},
+    operator,
     printer::{Printer, to_single_line},
 };
 use crate::client::Error;

@@ -1,6 +1,9 @@
 //! `deferral man`: manual pages, generated from `--help`.
 
-use super::{EXIT_FAILURE, EXIT_SUCCESS, printer::Printer};
+use super::{
+    exit_codes::{EXIT_FAILURE, EXIT_SUCCESS},
+    printer::Printer,
+};
 use clap::Command;
 use clap_mangen::Man;
 

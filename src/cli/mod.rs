@@ -1,15 +1,16 @@
 //! The command line: one file for each command.
 //!
 //! Command names, flags and exit codes are used in scripts and do not change (`docs/commands.md`). The exit
-//! codes are [`EXIT_SUCCESS`], [`EXIT_NEGATIVE`], [`EXIT_FAILURE`] and [`EXIT_CANCELLED`]. All output goes
-//! through a [`Printer`].
+//! codes are in `exit_codes`. All output goes through a [`Printer`].
 
 mod ask;
 mod call;
 mod check;
 mod choice_parser;
+mod command_runtime;
 mod completions;
 mod demo;
+mod exit_codes;
 mod explain;
 mod host_input;
 mod man;
@@ -24,27 +25,14 @@ mod tap;
 mod tasks;
 mod tools;
 
-use crate::runtime::{disable_timer_pool, enable_timer_pool, on_thread_park, or_pending};
 use clap::{
     CommandFactory, Parser, Subcommand,
     error::{ContextKind, ContextValue, ErrorKind},
 };
+use command_runtime::{runtime, worker_threads};
+use exit_codes::EXIT_FAILURE;
 use printer::Printer;
-use std::{env, num::NonZeroUsize, process::ExitCode, thread};
-use tokio::{
-    runtime::{self, Runtime},
-    signal::unix::{Signal, SignalKind, signal},
-};
-
-/// Exit code: success.
-const EXIT_SUCCESS: u8 = 0;
-/// Exit code for a negative result: an error of the tool, a proxy that is not ready, an unknown task.
-const EXIT_NEGATIVE: u8 = 1;
-/// Exit code for a failure: an invalid command line or configuration, no connection, a refusal. A line on
-/// standard error begins with `error: `.
-const EXIT_FAILURE: u8 = 2;
-/// Exit code: the call was cancelled.
-const EXIT_CANCELLED: u8 = 130;
+use std::{env, process::ExitCode};
 
 /// Transparent reverse proxy for MCP servers: slow tool calls become tasks.
 #[derive(Debug, Parser)]
@@ -183,58 +171,6 @@ fn with_separator(error: &clap::Error, words: &[String]) -> Option<String> {
     is_serve.then(|| line.join(" "))
 }
 
-/// The environment variable for the number of worker threads, with the name that tokio uses. Overrides
-/// [`default_threads`].
-const THREADS_VARIABLE: &str = "TOKIO_WORKER_THREADS";
-
-/// Returns the number of worker threads.
-///
-/// # Errors
-/// A message if the environment variable is invalid.
-fn worker_threads() -> Result<usize, String> {
-    match env::var_os(THREADS_VARIABLE).filter(|value| !value.is_empty()) {
-        None => Ok(default_threads(thread::available_parallelism().map_or(1, NonZeroUsize::get))),
-        Some(value) => {
-            let count = value.to_str().and_then(|count| count.trim().parse::<NonZeroUsize>().ok());
-            let invalid = || {
-                format!(
-                    "the environment variable `{THREADS_VARIABLE}` is {value:?}; it must be a number of threads, at least 1"
-                )
-            };
-            count.map(NonZeroUsize::get).ok_or_else(invalid)
-        }
-    }
-}
-
-/// Returns one thread for two cores: clients and servers often run on the same machine, and a call that is
-/// handled by two threads costs a third more than a call that stays on a thread (`benches/README.md`).
-const fn default_threads(cores: usize) -> usize {
-    if cores < 2 { 1 } else { cores / 2 }
-}
-
-/// Creates the runtime of a command.
-fn runtime() -> Runtime {
-    runtime::Builder::new_multi_thread()
-        .worker_threads(worker_threads().unwrap_or(1))
-        .enable_all()
-        .on_thread_start(enable_timer_pool)
-        .on_thread_park(on_thread_park)
-        .on_thread_stop(disable_timer_pool)
-        .build()
-        .expect("threads can be started at process start")
-}
-
-/// Resolves at the first Ctrl-C or SIGTERM.
-async fn interrupted() {
-    let mut interrupt = signal(SignalKind::interrupt()).ok();
-    let mut terminate = signal(SignalKind::terminate()).ok();
-    // The future of a signal that cannot be handled never resolves.
-    tokio::select! {
-        _ = or_pending(interrupt.as_mut().map(Signal::recv)) => {}
-        _ = or_pending(terminate.as_mut().map(Signal::recv)) => {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,13 +178,6 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         <Cli as CommandFactory>::command().debug_assert();
-    }
-
-    #[test]
-    fn one_thread_serves_calls_for_two_cores() {
-        for (cores, threads) in [(1, 1), (2, 1), (3, 1), (4, 2), (7, 3), (64, 32)] {
-            assert_eq!(default_threads(cores), threads, "{cores}");
-        }
     }
 
     #[test]

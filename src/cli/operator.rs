@@ -1,6 +1,9 @@
 //! Access of commands to the admin listener of a running proxy.
 
-use super::{EXIT_FAILURE, EXIT_NEGATIVE, printer::Printer};
+use super::{
+    exit_codes::{EXIT_FAILURE, EXIT_NEGATIVE},
+    printer::Printer,
+};
 use crate::client::{AdminClient, Error};
 use clap::ValueHint;
 use http::Uri;

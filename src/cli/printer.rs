@@ -111,7 +111,7 @@ impl Printer {
         match self.output_error.take().filter(|error| error.kind() != io::ErrorKind::BrokenPipe) {
             Some(error) => {
                 self.error(format_args!("cannot write the output: {error}"));
-                super::EXIT_FAILURE
+                super::exit_codes::EXIT_FAILURE
             }
             None => code,
         }

@@ -1,6 +1,10 @@
 //! `deferral ready`: checks readiness of a running proxy, for health checks that run a program.
 
-use super::{EXIT_FAILURE, EXIT_NEGATIVE, EXIT_SUCCESS, operator, printer::Printer};
+use super::{
+    exit_codes::{EXIT_FAILURE, EXIT_NEGATIVE, EXIT_SUCCESS},
+    operator,
+    printer::Printer,
+};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {

@@ -3,8 +3,10 @@
 //! Flags are applied to the tree that was read from the file, and both are validated together.
 
 use super::{
-    EXIT_FAILURE, EXIT_NEGATIVE, EXIT_SUCCESS, check,
+    check,
     choice_parser::ChoiceParser,
+    command_runtime,
+    exit_codes::{EXIT_FAILURE, EXIT_NEGATIVE, EXIT_SUCCESS},
     host_input,
     printer::{self, Printer},
 };
@@ -177,7 +179,7 @@ pub fn run(args: Args, printer: &mut Printer) -> u8 {
             printer.note(line);
         }
     };
-    let outcome = super::runtime().block_on(app::run(
+    let outcome = command_runtime::runtime().block_on(app::run(
         config,
         args.reload_source(),
         args.shutdown_triggers(),

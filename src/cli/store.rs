@@ -1,6 +1,9 @@
 //! `deferral store`: checks or copies a store on disk, whether it is in use or not.
 
-use super::{EXIT_FAILURE, EXIT_SUCCESS, printer::Printer};
+use super::{
+    exit_codes::{EXIT_FAILURE, EXIT_SUCCESS},
+    printer::Printer,
+};
 use crate::store::disk::{self, BackupSummary, CheckReport};
 use clap::ValueHint;
 use std::path::PathBuf;

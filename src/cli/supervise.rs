@@ -1,6 +1,6 @@
 //! `deferral supervise`, an internal command: the process between the proxy and a stdio server.
 
-use super::{EXIT_FAILURE, printer::Printer};
+use super::{exit_codes::EXIT_FAILURE, printer::Printer};
 use crate::app;
 use tokio::runtime;
 

@@ -1,6 +1,11 @@
 //! `deferral tap`: live traffic of a running proxy.
 
-use super::{EXIT_FAILURE, EXIT_SUCCESS, operator, printer::Printer, tasks::percent_encode};
+use super::{
+    exit_codes::{EXIT_FAILURE, EXIT_SUCCESS},
+    operator,
+    printer::Printer,
+    tasks::percent_encode,
+};
 use serde_json::{Value, value::RawValue};
 
 #[derive(Clone, Debug, clap::Args)]

@@ -1,8 +1,8 @@
 //! `deferral tasks`: lists, shows or cancels tasks of a running proxy.
 
 use super::{
-    EXIT_FAILURE, EXIT_SUCCESS,
     choice_parser::ChoiceParser,
+    exit_codes::{EXIT_FAILURE, EXIT_SUCCESS},
     operator,
     printer::{Printer, to_single_line},
     tools::truncate,

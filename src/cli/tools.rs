@@ -1,9 +1,9 @@
 //! `deferral tools`: lists the tools of a server; and the common options for servers.
 
 use super::{
-    EXIT_CANCELLED, EXIT_FAILURE, EXIT_SUCCESS,
     choice_parser::ChoiceParser,
-    interrupted,
+    command_runtime::interrupted,
+    exit_codes::{EXIT_CANCELLED, EXIT_FAILURE, EXIT_SUCCESS},
     printer::{Printer, to_single_line},
 };
 use crate::{

@@ -7,7 +7,8 @@ mod advice;
 mod log;
 
 use super::{
-    EXIT_FAILURE, EXIT_SUCCESS, operator,
+    exit_codes::{EXIT_FAILURE, EXIT_SUCCESS},
+    operator,
     printer::{Printer, to_single_line},
 };
 use crate::telemetry::metrics::LatencySnapshot;

@@ -88,7 +88,25 @@ const RAISING: &[&[&str]] =
     &[&["dialect", "translate"], &["CallResponse", "translated"], &["upstream", "legacy"]];
 
 /// Folders without large circles, and the most files of each that may name each other in one.
-const WITHOUT_CIRCLES: &[(&str, usize)] = &[("proxy", 4), ("upstream", 4), ("front", 4), ("config", 2)];
+const WITHOUT_CIRCLES: &[(&str, usize)] = &[
+    ("admin", 7),
+    ("app", 4),
+    ("bridge", 4),
+    ("cli", 3),
+    ("client", 4),
+    ("config", 2),
+    ("demo", 4),
+    ("dialect", 4),
+    ("front", 4),
+    ("policy", 4),
+    ("protocol", 4),
+    ("proxy", 4),
+    ("runtime", 4),
+    ("store", 4),
+    ("task", 4),
+    ("telemetry", 4),
+    ("upstream", 4),
+];
 /// Declares keys and reads the file without knowing what they are for; `config::build` does.
 const SCHEMA_LAYER: &str = "config::schema";
 /// The words by which one asks which era or revision a peer is of.
@@ -233,11 +251,14 @@ fn the_table_has_no_circle() {
 fn few_files_of_a_folder_name_each_other_in_a_circle() {
     let mut modules: BTreeMap<String, Module> = BTreeMap::new();
     for_each_source(|_, file, text| drop(modules.insert(module_of(file), Module::read(text))));
+    let mut large = Vec::new();
     for (folder, few) in WITHOUT_CIRCLES {
         let found = circles(&modules, folder);
-        let large: Vec<_> = found.iter().filter(|circle| circle.len() > *few).collect();
-        assert!(large.is_empty(), "these name each other in circles of more than {few}: {large:#?}");
+        let largest = found.iter().map(BTreeSet::len).max().unwrap_or(0);
+        println!("{folder}: the largest circle has {largest} files");
+        large.extend(found.into_iter().filter(|circle| circle.len() > *few));
     }
+    assert!(large.is_empty(), "these name each other in circles that are too large: {large:#?}");
 }
 
 #[test]
