@@ -101,9 +101,10 @@ pub trait Transport: Send + Sync + 'static {
         std::future::pending()
     }
 
-    /// Whether callers wait for a session to end, because the transport's own limit is reached.
-    fn has_waiters(&self) -> bool {
-        false
+    /// Number of callers that wait for sessions to end, because the transport's own limit is reached, without
+    /// those for which sessions are ending.
+    fn waiters(&self) -> usize {
+        0
     }
 
     /// Whether no further session can be opened now, because the transport's own limit is reached.

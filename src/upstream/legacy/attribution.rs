@@ -41,7 +41,7 @@ enum RequestTarget {
     /// The call with this number.
     Call(u64),
     /// A legacy client's session; the newest of its calls in flight, if there is one.
-    Session(Arc<dyn BroadcastListener>, Option<u64>),
+    Session(Arc<CallClient>, Option<u64>),
     /// No call: none is in flight, and none was abandoned.
     NoCall,
     /// Several clients are possible, for this reason.
@@ -79,10 +79,8 @@ impl<W: Transport> UpstreamSession<W> {
             },
             Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
                 let call = id.echoed_number().and_then(|id| {
-                    // Some servers answer a cancelled call: it has ended then, and sends no more requests.
-                    self.note_answered(id);
                     // Later messages are not for this call, even if its response has not been read yet.
-                    Some(self.state.lock().calls.remove(&id)?.mailbox)
+                    Some(self.note_answered(id)?.mailbox)
                 });
                 match call {
                     Some(mailbox) => mailbox.push(CallMessage::Response(frame)),
@@ -105,20 +103,23 @@ impl<W: Transport> UpstreamSession<W> {
 
     /// Fails a call that the server has finished: nothing is cancelled, and no requests of it follow.
     fn fail_call(&self, call: u64, lost: CallError) {
-        self.note_answered(call);
-        let in_flight = self.state.lock().calls.remove(&call);
-        if let Some(in_flight) = in_flight {
+        if let Some(in_flight) = self.note_answered(call) {
             in_flight.mailbox.push(CallMessage::Lost(lost));
         }
     }
 
-    /// Notes that the server has finished a call. If the call was abandoned, calls of other clients may use the
+    /// Notes that the server has finished a call, and removes it if it is in flight. If it was abandoned (some
+    /// servers answer a cancelled call), it sends no more requests, and calls of other clients may use the
     /// session now.
-    fn note_answered(&self, call: u64) {
-        let was_abandoned = self.state.lock().mark_answered(call);
+    fn note_answered(&self, call: u64) -> Option<InFlightCall> {
+        let (was_abandoned, in_flight) = {
+            let mut state = self.state.lock();
+            (state.mark_answered(call), state.calls.remove(&call))
+        };
         if was_abandoned && let Some(owner) = self.owner() {
             owner.serve_queue();
         }
+        in_flight
     }
 
     /// Delivers an input request to the call that it can only belong to; else to the legacy session to which
@@ -129,9 +130,12 @@ impl<W: Transport> UpstreamSession<W> {
         let target = self.state.lock().request_target();
         let is_sent = match target {
             RequestTarget::Call(call) => return self.request_in_call(call, frame, id),
-            RequestTarget::Session(client, newest) => match newest.filter(|_| !client.is_listening()) {
-                Some(call) => return self.request_in_call(call, frame, id),
-                None => self.request_client(client, &frame, id),
+            RequestTarget::Session(client, newest) => match (client.session(), newest) {
+                (Some(client), newest) if client.is_listening() || newest.is_none() => {
+                    self.request_client(client, &frame, id)
+                }
+                (_, Some(call)) => return self.request_in_call(call, frame, id),
+                (_, None) => Err("the session of the call has ended"),
             },
             RequestTarget::NoCall => {
                 let client =
@@ -259,9 +263,17 @@ impl<W: Transport> UpstreamSession<W> {
                     Some(call) => (call.mailbox.clone(), CallMessage::Notification(frame)),
                     None => return,
                 },
-                RequestTarget::Session(client, _) => {
+                RequestTarget::Session(client, newest) => {
+                    let newest = newest.and_then(|call| Some(state.calls.get(&call)?.mailbox.clone()));
                     drop(state);
-                    return client.notify(&frame, &to_single_line(frame.as_bytes().clone()));
+                    match (client.session(), newest) {
+                        (Some(client), newest) if client.is_listening() || newest.is_none() => {
+                            client.notify(&frame, &to_single_line(frame.as_bytes().clone()));
+                        }
+                        (_, Some(mailbox)) => mailbox.push(CallMessage::Notification(frame)),
+                        (_, None) => {}
+                    }
+                    return;
                 }
                 RequestTarget::NoCall => {
                     drop(state);
@@ -367,15 +379,15 @@ impl SessionState {
             if !self.has_abandoned() {
                 return RequestTarget::NoCall;
             }
-            let client = self.abandoned.first().and_then(|abandoned| abandoned.client.as_deref());
-            return match client.filter(|client| self.is_only_client(client)).and_then(CallClient::session) {
-                Some(session) => RequestTarget::Session(session, None),
+            let client = self.abandoned.first().and_then(|abandoned| abandoned.client.as_ref());
+            return match client.filter(|client| client.has_live_session() && self.is_only_client(client)) {
+                Some(client) => RequestTarget::Session(Arc::clone(client), None),
                 None => RequestTarget::Unknown("a call was abandoned in the session"),
             };
         };
         let mut newest = first;
         let (mut is_sole, mut has_one_client) = (true, true);
-        let client = call.client.as_deref();
+        let client = call.client.as_ref();
         for (number, other) in calls {
             is_sole = false;
             newest = newest.max(number);
@@ -386,11 +398,13 @@ impl SessionState {
         }
         let is_own_abandoned = || client.is_some_and(|client| self.is_only_client(client));
         let session =
-            || client.and_then(CallClient::session).filter(|_| has_one_client && is_own_abandoned());
+            client.filter(|client| client.has_live_session() && has_one_client && is_own_abandoned());
         match (is_sole, self.has_abandoned()) {
             (true, false) => RequestTarget::Call(first),
-            (true, true) if session().is_some() => RequestTarget::Call(first),
-            (false, _) if let Some(session) = session() => RequestTarget::Session(session, Some(newest)),
+            (true, true) if session.is_some() => RequestTarget::Call(first),
+            (false, _) if let Some(session) = session => {
+                RequestTarget::Session(Arc::clone(session), Some(newest))
+            }
             (true, true) => RequestTarget::Unknown("a call was abandoned in the session"),
             (false, _) => RequestTarget::Unknown("several calls are in flight"),
         }

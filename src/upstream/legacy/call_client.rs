@@ -71,6 +71,11 @@ impl CallClient {
         self.session.as_ref()?.upgrade()
     }
 
+    /// Whether the client has an emulated session that still exists.
+    pub(super) fn has_live_session(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.strong_count() > 0)
+    }
+
     /// Whether calls of this client can share a process with each other at the same time: an input request
     /// that may be for any of them is for their session.
     pub(super) const fn shares_with_itself(&self) -> bool {

@@ -611,5 +611,6 @@ impl<W: Transport> Stream for CallExchange<W> {
 impl<W: Transport> Drop for CallExchange<W> {
     fn drop(&mut self) {
         self.cancel("the client no longer waits");
+        self.release_session();
     }
 }

@@ -327,7 +327,7 @@ async fn sweep<W: Transport>(pools: Weak<SessionPools<W>>, transport: Arc<W>, cl
             Some(pools) if is_requested => {
                 pools.remove_empty();
                 if pools.evict(1, true, IdleFor::Any) == 0 && !pools.close_unused_session() {
-                    pools.pools.iter().for_each(|pool| pool.end_all_overdue_turns());
+                    pools.pools.iter().for_each(|pool| pool.end_turns_for_others());
                     transport.report_eviction_failed();
                 }
             }

@@ -449,7 +449,7 @@ impl<W: Transport> UpstreamSession<W> {
     }
 
     /// Whether a call of this client may be made in the session without another client's: every call in flight
-    /// that may receive requests, and every abandoned one, is of the same client and of its session.
+    /// that may receive requests, and every abandoned one, is of the same legacy session.
     pub(super) fn is_free_for(&self, client: Option<&CallClient>) -> bool {
         self.state.lock().is_free_for(client)
     }
@@ -462,8 +462,9 @@ impl<W: Transport> UpstreamSession<W> {
 
     /// Ends the input requests that have been open for this time: the server gets an error, and the client's
     /// call continues as if the server had cancelled the request.
-    pub(super) fn end_overdue_requests(self: &Arc<Self>, turn: Duration) {
-        let Some(opened_before) = self.server.clock.now().checked_sub(turn) else { return };
+    /// Returns whether there were any.
+    pub(super) fn end_overdue_requests(self: &Arc<Self>, turn: Duration) -> bool {
+        let Some(opened_before) = self.server.clock.now().checked_sub(turn) else { return false };
         let (in_calls, outside) = {
             let mut state = self.state.lock();
             let mut in_calls = Vec::new();
@@ -474,6 +475,7 @@ impl<W: Transport> UpstreamSession<W> {
             let outside = state.unattributed.extract_if(.., |request| request.since <= opened_before);
             (in_calls, outside.collect::<Vec<_>>())
         };
+        let has_ended = !in_calls.is_empty() || !outside.is_empty();
         let refusal = || message::refusal(INTERNAL_ERROR, "no response in time, and other clients wait");
         for (call, id, mailbox) in in_calls {
             Limit::Turn.record_hit();
@@ -485,12 +487,16 @@ impl<W: Transport> UpstreamSession<W> {
             request.cancel("no response in time, and other clients wait");
             self.respond_in_call(NO_CALL, request.server_id, &refusal());
         }
+        has_ended
     }
 
     /// Whether the server still waits for the response to this request: it was not ended before its client
     /// responded.
     pub(super) fn is_open(&self, call: u64, id: &RequestId) -> bool {
         let state = self.state.lock();
+        if call == NO_CALL {
+            return state.unattributed.iter().any(|request| request.server_id == *id);
+        }
         state.calls.get(&call).is_none_or(|call| call.requests.iter().any(|request| request.id == *id))
     }
 
@@ -659,6 +665,13 @@ impl<W: Transport> UpstreamSession<W> {
     }
 }
 
+// === impl AbandonedCall ===
+
+impl AbandonedCall {
+    /// Stands for the calls of a client that are not recorded one by one. No request has this id.
+    const NEVER_ANSWERED: u64 = u64::MAX;
+}
+
 // === impl SessionState ===
 
 impl SessionState {
@@ -669,7 +682,7 @@ impl SessionState {
         };
         let may_join = client.is_some_and(CallClient::shares_with_itself);
         !self.has_forgotten_clients
-            && self.abandoned.iter().all(|abandoned| is_same(&abandoned.client))
+            && self.abandoned.iter().all(|abandoned| may_join && is_same(&abandoned.client))
             && self.input_calls().all(|(_, call)| may_join && is_same(&call.client))
     }
 
@@ -680,11 +693,15 @@ impl SessionState {
 
     fn note_abandoned(&mut self, abandoned: AbandonedCall) {
         if self.abandoned.len() >= MAX_ABANDONED {
-            let is_same = |other: &AbandonedCall| match (&other.client, &abandoned.client) {
+            let is_same = |other: &&mut AbandonedCall| match (&other.client, &abandoned.client) {
                 (Some(other), Some(client)) => client.is_same(other),
                 (None, _) | (_, None) => false,
             };
-            self.has_forgotten_clients |= !self.abandoned.iter().any(is_same);
+            match self.abandoned.iter_mut().find(is_same) {
+                // It stands for all further ones, whose answers are not recognised.
+                Some(other) => other.call = AbandonedCall::NEVER_ANSWERED,
+                None => self.has_forgotten_clients = true,
+            }
             return;
         }
         self.abandoned.push(abandoned);
@@ -770,7 +787,8 @@ impl<W: Transport> Drop for SessionHold<W> {
             state.holds -= 1;
             let is_unused = state.holds == 0;
             let must_close = state.is_retired && is_unused && !std::mem::replace(&mut state.is_ended, true);
-            (must_close, is_unused && !state.is_retired && !state.abandoned.is_empty())
+            let has_abandoned = !state.abandoned.is_empty() || state.has_forgotten_clients;
+            (must_close, W::IS_COSTLY && is_unused && !state.is_retired && has_abandoned)
         };
         if has_abandoned && let Some(owner) = self.session.owner() {
             // A waiting call of another client gets a session in its place.

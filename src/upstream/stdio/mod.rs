@@ -419,8 +419,8 @@ impl Transport for ProcessTransport {
         self.eviction_request.notified().await;
     }
 
-    fn has_waiters(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > self.releasing.load(Ordering::Relaxed)
+    fn waiters(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed).saturating_sub(self.releasing.load(Ordering::Relaxed))
     }
 
     fn is_full(&self) -> bool {

@@ -12,6 +12,7 @@ const STEPS: &str = "how finely time is counted";
 
 /// Constants with a number or a time that bound nothing, with the word for what each is.
 const NO_BOUND: &[(&str, &str)] = &[
+    ("upstream/legacy/session.rs NEVER_ANSWERED", "an id that no request has"),
     ("upstream/legacy/pool/mod.rs CREDENTIAL_COPIES", FORMAT),
     ("front/refused_streams.rs FIELD_PREFIX_LENGTH", FORMAT),
     ("front/refused_streams.rs HEAD_LENGTH", FORMAT),

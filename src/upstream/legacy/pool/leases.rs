@@ -78,7 +78,8 @@ impl<W: Transport> SessionPool<W> {
         }
         let holder = holder();
         // Calls in the queue come first, except for those that need no further session.
-        let is_next = state.queue.is_empty() || state.is_joinable(&holder);
+        let has_waiters = !state.queue.is_empty() || W::IS_COSTLY && !state.opening_for.is_empty();
+        let is_next = !has_waiters || state.is_joinable(&holder);
         if is_next { self.take_free(&mut state, holder) } else { None }
     }
 
@@ -87,7 +88,7 @@ impl<W: Transport> SessionPool<W> {
         let can_open = state.can_open(&limits, holder.is_task()) && !self.server.transport.is_full();
         let call = holder.call;
         let session = state.lease_free(holder, can_open)?;
-        Some(SessionLease { session, exclusive_in: Some(self.clone()), call })
+        Some(SessionLease::exclusive(session, self, call))
     }
 
     /// Whether a call may share the list session: the server sends no requests during it, or sends them on
@@ -119,19 +120,32 @@ impl<W: Transport> SessionPool<W> {
             LeaseGrant::Lease(lease) => Ok(lease),
             LeaseGrant::Open(permit) => {
                 let transport = self.server.transport.clone();
-                let mut opened = pin!(permit.open_in_background());
+                let (dropped_wait, is_needed) = oneshot::channel();
+                let mut opened = pin!(permit.open_in_background(is_needed));
                 // A session may become free in a moment.
                 let (mut task_wait, mut has_waited) = (pin!(sleep(TASK_WAIT)), false);
                 loop {
                     tokio::select! {
                         biased;
-                        opened = &mut opened => return opened,
+                        opened = &mut opened => {
+                            let free = |_| self.state.lock().lease_free(holder.clone(), false);
+                            return opened.or_else(|error| match free(()) {
+                                Some(session) => Ok(SessionLease::exclusive(session, &self, holder.call)),
+                                None => Err(error),
+                            });
+                        }
                         () = &mut task_wait, if !has_waited => has_waited = true,
                         () = transport.eviction_failed() => {
                             let idle = self.take_free(&mut self.state.lock(), holder.clone());
                             let shared = || if has_waited { self.share_with_tasks(&holder) } else { None };
                             if let Some(lease) = idle.or_else(shared) {
+                                let _ = dropped_wait.send(());
                                 return Ok(lease);
+                            }
+                            self.end_overdue_turns(&holder);
+                            let kept = self.state.lock().kept_by_abandoned();
+                            if let Some(kept) = kept {
+                                kept.retire();
                             }
                         }
                     }
@@ -196,7 +210,12 @@ impl<W: Transport> SessionPool<W> {
                 biased;
                 grant = &mut grant => return grant.map_err(|_| CallError::Closing),
                 () = &mut seen_on_stream => self.serve_queue(),
-                _ = turn_check.tick(), if W::IS_COSTLY => self.end_overdue_turns(holder),
+                _ = turn_check.tick(), if W::IS_COSTLY => {
+                    if self.end_overdue_turns(holder) {
+                        // Its turn comes when the server has ended the other call.
+                        queue_timeout.set(sleep(limit).fuse());
+                    }
+                }
                 () = &mut queue_timeout => {
                     if !holder.is_task() {
                         let limits = self.server.config.load().limits;
@@ -208,18 +227,26 @@ impl<W: Transport> SessionPool<W> {
     }
 
     /// Ends input requests that clients of other principals have left unanswered for `questions.turn` while this
-    /// call waits.
-    fn end_overdue_turns(&self, waiting: &LeaseHolder) {
+    /// call waits. Returns whether there were any.
+    fn end_overdue_turns(&self, waiting: &LeaseHolder) -> bool {
         let turn = self.server.config.load().timeouts.turn;
         let used = self.state.lock().used_by_others(waiting);
-        used.iter().for_each(|session| session.end_overdue_requests(turn));
+        let ended = used.iter().filter(|session| session.end_overdue_requests(turn)).count();
+        ended > 0
     }
 
-    /// Ends input requests that have been unanswered for `questions.turn`, for a call of another pool.
-    pub(in crate::upstream::legacy) fn end_all_overdue_turns(&self) {
+    /// Ends input requests that have been unanswered for `questions.turn`, for a caller of another pool. If calls
+    /// of this pool wait as well, they end those of other principals themselves.
+    pub(in crate::upstream::legacy) fn end_turns_for_others(&self) {
         let turn = self.server.config.load().timeouts.turn;
-        let sessions: Vec<_> = self.state.lock().all.iter().map(|pooled| pooled.session.clone()).collect();
-        sessions.iter().for_each(|session| session.end_overdue_requests(turn));
+        let sessions: Vec<_> = {
+            let state = self.state.lock();
+            let all = state.all.iter().filter(|_| state.opening_for.is_empty());
+            all.map(|pooled| pooled.session.clone()).collect()
+        };
+        for session in sessions {
+            session.end_overdue_requests(turn);
+        }
     }
 
     /// Serves the queue after a shared call ended: it may have been the last that kept the session from being
@@ -241,9 +268,8 @@ impl<W: Transport> SessionPool<W> {
                     grant.undo(&mut state);
                 }
                 let next = self.next_grant(&mut state);
-                next.ok_or_else(|| {
-                    state.kept_by_abandoned().filter(|_| W::IS_COSTLY && !state.queue.is_empty())
-                })
+                let is_waiting = W::IS_COSTLY && !state.queue.is_empty();
+                next.ok_or_else(|| is_waiting.then(|| state.kept_by_abandoned()).flatten())
             };
             match next {
                 Ok((sender, grant)) => unclaimed = sender.send(grant).err(),
@@ -343,6 +369,11 @@ impl<W: Transport> SessionLease<W> {
         Self { session, exclusive_in: None, call: 0 }
     }
 
+    /// Returns a lease of a session that the pool has given to this call.
+    fn exclusive(session: Arc<UpstreamSession<W>>, pool: &Arc<SessionPool<W>>, call: u64) -> Self {
+        Self { session, exclusive_in: Some(Arc::clone(pool)), call }
+    }
+
     /// Whether no call of another client may use the session until the lease is dropped.
     pub(in crate::upstream::legacy) fn is_exclusive(&self) -> bool {
         self.exclusive_in.is_some()
@@ -352,13 +383,21 @@ impl<W: Transport> SessionLease<W> {
 impl<W: Transport> Drop for SessionLease<W> {
     fn drop(&mut self) {
         if let Some(pool) = self.exclusive_in.take() {
-            let is_surplus = {
+            let (is_surplus, has_openers) = {
                 let mut state = pool.state.lock();
                 state.release(&self.session, self.call);
                 let limits = pool.server.config.load().limits;
-                state.is_surplus(&self.session, &limits)
-                    || W::IS_COSTLY && pool.server.transport.has_waiters() && state.can_give_up(&self.session)
+                let has_openers = W::IS_COSTLY && !state.opening_for.is_empty();
+                let own_waiters = state.opening_for.len() + usize::from(state.opening.is_some());
+                let is_wanted = || pool.server.transport.waiters() > own_waiters;
+                let is_surplus = state.is_surplus(&self.session, &limits)
+                    || W::IS_COSTLY && state.can_give_up(&self.session) && is_wanted();
+                (is_surplus, has_openers)
             };
+            if has_openers {
+                // A call that waits to open a session takes this one.
+                pool.server.transport.report_eviction_failed();
+            }
             match is_surplus {
                 true => self.session.retire(),
                 false => pool.serve_queue(),
@@ -372,11 +411,22 @@ impl<W: Transport> Drop for SessionLease<W> {
 impl<W: Transport> OpenPermit<W> {
     /// Opens the session for this call, in a background task: a handshake dropped with its caller would leave
     /// a session at the server, and its reader here. The session then serves another call.
-    async fn open_in_background(self) -> Result<SessionLease<W>, CallError> {
+    /// Gives up if `dropped_wait` is sent, because the call has got another session.
+    async fn open_in_background(
+        self,
+        dropped_wait: oneshot::Receiver<()>,
+    ) -> Result<SessionLease<W>, CallError> {
         let server = self.pool.as_ref().expect("a permit is used once").server.clone();
         let (sender, opened) = oneshot::channel();
         server.work.spawn(async move {
-            let _ = sender.send(self.open().await);
+            let mut is_given_up = pin!(dropped_wait.map(|sent| sent.is_ok()));
+            let mut opening = pin!(self.open());
+            let outcome = tokio::select! {
+                outcome = &mut opening => outcome,
+                true = &mut is_given_up => return,
+                else => opening.await,
+            };
+            let _ = sender.send(outcome);
         });
         opened.await.unwrap_or(Err(CallError::Closing))
     }
@@ -391,7 +441,7 @@ impl<W: Transport> OpenPermit<W> {
         };
         let session = pool.open(insert).await?;
         self.pool = None;
-        Ok(SessionLease { session, exclusive_in: Some(pool), call })
+        Ok(SessionLease::exclusive(session, &pool, call))
     }
 }
 

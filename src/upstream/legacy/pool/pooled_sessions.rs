@@ -162,10 +162,14 @@ impl<W: Transport, T> PooledSessions<W, T> {
         Some(pooled.session.clone())
     }
 
-    /// Whether a call of this client uses a session exclusively, which further calls of it can share.
+    /// Whether calls of this call's legacy session use a session that it can share.
     pub(super) fn is_joinable(&self, holder: &LeaseHolder) -> bool {
-        let client = holder.client.as_deref();
-        self.all.iter().any(|pooled| !pooled.holders.is_empty() && pooled.is_free_for(client))
+        let client = holder.client.as_deref().filter(|client| client.shares_with_itself());
+        let is_own = |pooled: &PooledSession<W>| {
+            let has_calls = !pooled.holders.is_empty() || pooled.session.any_input_call(|_| true);
+            has_calls && pooled.is_free_for(client)
+        };
+        client.is_some() && self.all.iter().any(is_own)
     }
 
     /// Returns a session without calls that abandoned calls keep from other clients: a call of another client
@@ -184,7 +188,8 @@ impl<W: Transport, T> PooledSessions<W, T> {
                 let is_same = |other: &Option<Arc<CallClient>>| {
                     other.as_ref().is_some_and(|other| client.has_same_principal(other))
                 };
-                !self.opening_for.iter().any(|other| is_same(&other.client))
+                let holders = self.all.iter().flat_map(|pooled| &pooled.holders);
+                !self.opening_for.iter().chain(holders).any(|other| is_same(&other.client))
                     && !self
                         .all
                         .iter()
@@ -278,7 +283,7 @@ impl<W: Transport> PooledSession<W> {
     fn suitability_for(&self, client: Option<&CallClient>) -> Suitability {
         match (self.last_client.as_deref(), client) {
             (Some(last), Some(client)) if last.is_same(client) => Suitability::Own,
-            (Some(last), _) if last.session().is_some() => Suitability::OtherSession,
+            (Some(last), _) if last.has_live_session() => Suitability::OtherSession,
             (Some(_) | None, _) => Suitability::Unclaimed,
         }
     }

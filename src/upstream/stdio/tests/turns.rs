@@ -12,7 +12,9 @@ use crate::{
     protocol::Method,
     runtime::Clock,
     telemetry::metrics::limit_snapshots,
-    upstream::{CallError, OutgoingCall, PendingServerRequest, UpstreamEvent, stdio::ProcessSharing},
+    upstream::{
+        CallError, Deferral, OutgoingCall, PendingServerRequest, UpstreamEvent, stdio::ProcessSharing,
+    },
 };
 
 #[tokio::test(start_paused = true)]
@@ -177,8 +179,8 @@ async fn a_call_that_waits_too_long_for_a_turn_gets_the_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_ends_no_process_and_keeps_it_for_its_client() {
-    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
+async fn a_cancel_ends_no_process_until_another_call_would_wait() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let [alice, bob] = ["alice", "bob"].map(|name| Principal::derive(&[name.as_bytes()]));
     let mut call = world.call_of(alice, 1, ASKABLE);
     let mut process = world.next_initialized().await;
@@ -188,23 +190,73 @@ async fn a_cancel_ends_no_process_and_keeps_it_for_its_client() {
     assert_eq!(process.reads().await["id"], "q", "the request was dropped");
     call.work.abort();
     assert_eq!(process.reads().await["method"], "notifications/cancelled");
-    // The client goes on in its process. A request there may be of either call.
+    // The cancelled call may send requests, so the next one is made in another process, where its own reach it.
     let mut next = world.call_of(alice, 2, ASKABLE);
-    assert_eq!(process.read_call().await, 2);
+    let mut beside = world.next_initialized().await;
+    assert_eq!(beside.read_call().await, 2);
+    beside.send_request("q").await;
+    let UpstreamEvent::ServerRequest(_question) = next.next().await else { panic!("it is asked") };
     process.send_request("whose").await;
     assert_eq!(process.reads().await["error"]["code"], -32603);
-    // Another client waits for the calls to end, and gets a fresh process.
+    assert!(process.stdin.next_line().now_or_never().is_none(), "it goes on");
+    // A call that would have to wait gets a fresh process in its place.
     let mut other = world.call_of(bob, 3, ASKABLE);
-    sleep(Duration::from_secs(1)).await;
-    assert!(process.stdin.next_line().now_or_never().is_none());
-    process.answers(2).await;
-    next.is_answered().await;
     process.has_no_more_to_read().await;
     process.ends("exit status: 0").await;
     let mut fresh = world.next_initialized().await;
     assert_eq!(fresh.read_call().await, 3);
     fresh.answers(3).await;
     other.is_answered().await;
+}
+
+/// A call that shares the process of a task frees it when it is cancelled.
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_call_beside_a_task_lets_the_next_one_share() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
+    let deferral = Deferral::default();
+    let mut task = world.call_deferred(1, ASKABLE, &deferral);
+    let mut process = world.next_initialized().await;
+    assert_eq!(process.read_call().await, 1);
+    process.send_request("q").await;
+    let UpstreamEvent::ServerRequest(question) = task.next().await else { panic!("it is asked") };
+    deferral.mark_deferred();
+    let beside = world.call(2, ASKABLE);
+    assert_eq!(process.read_call().await, 2);
+    let _waiting = world.call(3, ASKABLE);
+    sleep(Duration::from_secs(2)).await;
+    assert!(process.stdin.next_line().now_or_never().is_none());
+    beside.work.abort();
+    assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    assert_eq!(process.read_call().await, 3);
+    question.responder.discard();
+}
+
+/// The cancelled calls that are not recorded one by one keep the process from other clients.
+#[tokio::test(start_paused = true)]
+async fn a_process_is_not_free_while_one_of_very_many_cancelled_calls_may_run() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
+    let alice = Principal::derive(&[b"alice"]);
+    let mut process = None;
+    for id in 1..=300 {
+        let call = world.call_of(alice, id, ASKABLE);
+        let process = match &mut process {
+            Some(process) => process,
+            none => none.insert(world.next_initialized().await),
+        };
+        assert_eq!(process.read_call().await, id);
+        call.work.abort();
+        assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    }
+    let mut process = process.expect("it runs");
+    for id in 1..=256 {
+        process.answers(id).await;
+    }
+    process.send_request("of one of the last").await;
+    assert_eq!(process.reads().await["error"]["code"], -32603);
+    let _bob = world.call(1000, ASKABLE);
+    process.has_no_more_to_read().await;
+    process.ends("exit status: 0").await;
+    assert_eq!(world.next_initialized().await.read_call().await, 1000);
 }
 
 #[tokio::test(start_paused = true)]
