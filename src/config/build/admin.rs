@@ -91,7 +91,7 @@ fn read_admin_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> A
             .key("listen", "Admin listen address. On an address beyond loopback `tls` and `token` are required; without them the configuration is refused.")
             .read_spanned_or(address([DEFAULT_ADMIN]), default_address().value),
         token: s
-            .key("token", "Admin token (`Authorization: Bearer`), in a file or a variable. Requests need it for changes and for `/tap`; if `listen` is beyond loopback, for everything except `/live` and `/ready`. Default: generated at each start and written to the file `admin.token` in the parent folder of the store, or, without a store on disk, in `$XDG_RUNTIME_DIR/deferral/`.")
+            .key("token", "Admin token (`Authorization: Bearer`), in a file or a variable. Requests need it for changes and for `/tap`; if `listen` is beyond loopback, for everything except `/live` and `/ready`. Default: generated at each start and written to the file `admin.token` in the parent folder of a store on disk, or else in `$XDG_RUNTIME_DIR/deferral/`.")
             .read(token),
         tls: s
             .key("tls", "TLS of the admin listener, which then serves HTTPS only. Default: plain HTTP.")

@@ -103,7 +103,7 @@ impl<W: Transport> SessionPools<W> {
             return None;
         }
         let candidate = self.most_capable_pool(key).filter(|pool| pool.covers(&key.0))?;
-        if self.pools.iter().any(|pool| IdleFor::OneRound.matches(&pool)) {
+        if self.pools.iter().any(|pool| IdleFor::OneRound.matches(&pool)) || self.has_spare_session() {
             return None;
         }
         Limit::Instances.record_hit();
@@ -145,7 +145,10 @@ impl<W: Transport> SessionPools<W> {
                 // hold every pool.
                 let must_wait = || !can_share && !self.pools.iter().all(|pool| pool.is_held_by_tasks());
                 let can_use_shared = self.pools.len() >= max_identities
-                    || self.server.transport.is_full() && evicted == 0 && !must_wait();
+                    || self.server.transport.is_full()
+                        && evicted == 0
+                        && !must_wait()
+                        && !self.has_spare_session();
                 if let Some(shared) = candidate.filter(|_| can_use_shared) {
                     self.mark_used(&shared);
                     return shared;
@@ -226,9 +229,17 @@ impl<W: Transport> SessionPools<W> {
         count
     }
 
-    /// Closes an unused session of a pool that has others in use. Returns whether there was one.
+    /// Whether a pool has an unused session besides others, which can be closed for another pool.
+    fn has_spare_session(&self) -> bool {
+        self.pools.iter().any(|pool| pool.spare_session().is_some())
+    }
+
+    /// Closes an unused session of a pool that has others, first one that no legacy session will use again.
+    /// Returns whether there was one.
     fn close_unused_session(&self) -> bool {
-        let Some(session) = self.pools.iter().find_map(|pool| pool.unused_session()) else { return false };
+        let spare = || self.pools.iter().find_map(|pool| pool.spare_session());
+        let unused = || self.pools.iter().find_map(|pool| pool.unused_session());
+        let Some(session) = spare().or_else(unused) else { return false };
         // A call that gets it at this moment fails there, or leases another.
         session.retire();
         true
@@ -326,7 +337,10 @@ async fn sweep<W: Transport>(pools: Weak<SessionPools<W>>, transport: Arc<W>, cl
         match pools.upgrade() {
             Some(pools) if is_requested => {
                 pools.remove_empty();
-                if pools.evict(1, true, IdleFor::Any) == 0 && !pools.close_unused_session() {
+                let is_closed = pools.has_spare_session() && pools.close_unused_session()
+                    || pools.evict(1, true, IdleFor::Any) > 0
+                    || pools.close_unused_session();
+                if !is_closed {
                     pools.pools.iter().for_each(|pool| pool.end_turns_for_others());
                     transport.report_eviction_failed();
                 }

@@ -283,9 +283,14 @@ impl<W: Transport> PooledSession<W> {
     fn suitability_for(&self, client: Option<&CallClient>) -> Suitability {
         match (self.last_client.as_deref(), client) {
             (Some(last), Some(client)) if last.is_same(client) => Suitability::Own,
-            (Some(last), _) if last.has_live_session() => Suitability::OtherSession,
-            (Some(_) | None, _) => Suitability::Unclaimed,
+            _ if self.is_unclaimed() => Suitability::Unclaimed,
+            _ => Suitability::OtherSession,
         }
+    }
+
+    /// Whether no legacy session that still exists used the session last.
+    pub(super) fn is_unclaimed(&self) -> bool {
+        self.last_client.as_ref().is_none_or(|client| !client.has_live_session())
     }
 
     /// Whether a task uses the session.

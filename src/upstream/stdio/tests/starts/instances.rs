@@ -269,6 +269,31 @@ async fn an_unused_process_is_evicted_for_tasks_that_need_one() {
     drop(first);
 }
 
+/// A set of capabilities with several processes gives one up for another set, which could share.
+#[tokio::test(start_paused = true)]
+async fn a_spare_process_is_ended_for_a_further_set() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
+    let mut first = world.call(1, MORE);
+    let mut process = world.next_initialized().await;
+    assert_eq!(process.read_call().await, 1);
+    process.send_request("q").await;
+    let UpstreamEvent::ServerRequest(_question) = first.next().await else { panic!("it is asked") };
+    let mut second = world.call(2, MORE);
+    let mut beside = world.next_initialized().await;
+    assert_eq!(beside.read_call().await, 2);
+    beside.answers(2).await;
+    second.is_answered().await;
+    let mut other = world.call(3, ASKABLE);
+    beside.has_no_more_to_read().await;
+    beside.ends("exit status: 0").await;
+    let mut fresh = world.next_initialized().await;
+    assert_eq!(fresh.read_call().await, 3);
+    fresh.answers(3).await;
+    other.is_answered().await;
+    process.answers(1).await;
+    first.is_answered().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_number_of_processes_is_bounded_and_a_long_wait_is_an_error() {
     let mut world = World::with(|command, config| {
