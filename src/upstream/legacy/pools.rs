@@ -136,19 +136,19 @@ impl<W: Transport> SessionPools<W> {
         if W::IS_COSTLY {
             if self.is_full() {
                 Limit::Instances.record_hit();
+                // Before the candidate is chosen, which may be the pool of this session.
+                let has_made_room = self.close_spare_session();
                 let candidate = self.most_capable_pool(&key);
                 // For a caller that can share a pool with all of its input requests, only a pool that was
                 // idle for a round is evicted.
                 let can_share = candidate.as_ref().is_some_and(|pool| pool.covers(&key.0));
-                let evicted = self.evict(1, true, if can_share { IdleFor::OneRound } else { IdleFor::Any });
+                let idle = if can_share { IdleFor::OneRound } else { IdleFor::Any };
+                let has_made_room = has_made_room || self.evict(1, true, idle) > 0;
                 // A caller whose input requests could be sent nowhere waits instead of sharing, unless tasks
                 // hold every pool.
                 let must_wait = || !can_share && !self.pools.iter().all(|pool| pool.is_held_by_tasks());
                 let can_use_shared = self.pools.len() >= max_identities
-                    || self.server.transport.is_full()
-                        && evicted == 0
-                        && !must_wait()
-                        && !self.has_spare_session();
+                    || self.server.transport.is_full() && !has_made_room && !must_wait();
                 if let Some(shared) = candidate.filter(|_| can_use_shared) {
                     self.mark_used(&shared);
                     return shared;
@@ -229,17 +229,24 @@ impl<W: Transport> SessionPools<W> {
         count
     }
 
-    /// Whether a pool has an unused session besides others, which can be closed for another pool.
+    /// Whether a pool has a session that no call will use, which can be closed for another pool.
     fn has_spare_session(&self) -> bool {
         self.pools.iter().any(|pool| pool.spare_session().is_some())
     }
 
-    /// Closes an unused session of a pool that has others, first one that no legacy session will use again.
-    /// Returns whether there was one.
+    /// Closes a session that no call will use. Returns whether there was one.
+    fn close_spare_session(&self) -> bool {
+        let spare = self.pools.iter().find_map(|pool| pool.spare_session());
+        let Some(session) = spare else { return false };
+        session.retire();
+        self.remove_empty();
+        true
+    }
+
+    /// Closes an unused session of a pool that has others. Returns whether there was one.
     fn close_unused_session(&self) -> bool {
-        let spare = || self.pools.iter().find_map(|pool| pool.spare_session());
-        let unused = || self.pools.iter().find_map(|pool| pool.unused_session());
-        let Some(session) = spare().or_else(unused) else { return false };
+        let unused = self.pools.iter().find_map(|pool| pool.unused_session());
+        let Some(session) = unused else { return false };
         // A call that gets it at this moment fails there, or leases another.
         session.retire();
         true
@@ -337,7 +344,7 @@ async fn sweep<W: Transport>(pools: Weak<SessionPools<W>>, transport: Arc<W>, cl
         match pools.upgrade() {
             Some(pools) if is_requested => {
                 pools.remove_empty();
-                let is_closed = pools.has_spare_session() && pools.close_unused_session()
+                let is_closed = pools.close_spare_session()
                     || pools.evict(1, true, IdleFor::Any) > 0
                     || pools.close_unused_session();
                 if !is_closed {

@@ -331,25 +331,20 @@ impl<W: Transport> SessionPool<W> {
     /// A session that no call uses or waits for, if the pool has others; the only one is closed with the pool
     /// ([`SessionPool::is_idle`]).
     pub(super) fn unused_session(&self) -> Option<Arc<UpstreamSession<W>>> {
-        self.find_unused(|_| true)
-    }
-
-    /// As [`SessionPool::unused_session`], one that no legacy session will use again.
-    pub(super) fn spare_session(&self) -> Option<Arc<UpstreamSession<W>>> {
-        self.find_unused(pooled_sessions::PooledSession::is_unclaimed)
-    }
-
-    fn find_unused(
-        &self,
-        is_such: impl Fn(&pooled_sessions::PooledSession<W>) -> bool,
-    ) -> Option<Arc<UpstreamSession<W>>> {
         let state = self.state.lock();
-        let has_waiters = state.opening.is_some() || !state.opening_for.is_empty() || !state.queue.is_empty();
-        let is_unused = |pooled: &&pooled_sessions::PooledSession<W>| {
-            pooled.holders.is_empty() && !pooled.session.has_users() && is_such(pooled)
-        };
-        let unused = state.all.iter().filter(|_| !has_waiters && state.all.len() > 1).find(is_unused)?;
+        let has_others = state.all.len() > 1 && !state.has_waiters();
+        let unused = state.all.iter().filter(|_| has_others).find(|pooled| pooled.is_unused())?;
         Some(unused.session.clone())
+    }
+
+    /// A session that no call will use: cancelled calls keep it from all, and no legacy session claims it.
+    pub(super) fn spare_session(&self) -> Option<Arc<UpstreamSession<W>>> {
+        let state = self.state.lock();
+        let is_spare = |pooled: &&pooled_sessions::PooledSession<W>| {
+            pooled.is_unused() && pooled.is_unclaimed() && pooled.session.has_only_abandoned()
+        };
+        let spare = state.all.iter().filter(|_| !state.has_waiters()).find(is_spare)?;
+        Some(spare.session.clone())
     }
 
     /// Whether each session is used by a task.

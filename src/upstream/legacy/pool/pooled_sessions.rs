@@ -120,6 +120,11 @@ impl<W: Transport, T> PooledSessions<W, T> {
         self.retiring.iter().any(|leaving| leaving.strong_count() > 0)
     }
 
+    /// Whether calls wait for a session.
+    pub(super) fn has_waiters(&self) -> bool {
+        self.opening.is_some() || !self.opening_for.is_empty() || !self.queue.is_empty()
+    }
+
     /// Removes all sessions.
     pub(super) fn take_all(&mut self) -> Vec<Arc<UpstreamSession<W>>> {
         self.list_session = None;
@@ -286,6 +291,11 @@ impl<W: Transport> PooledSession<W> {
             _ if self.is_unclaimed() => Suitability::Unclaimed,
             _ => Suitability::OtherSession,
         }
+    }
+
+    /// Whether no call uses the session.
+    pub(super) fn is_unused(&self) -> bool {
+        self.holders.is_empty() && !self.session.has_users()
     }
 
     /// Whether no legacy session that still exists used the session last.

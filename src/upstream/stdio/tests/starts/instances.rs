@@ -269,29 +269,27 @@ async fn an_unused_process_is_evicted_for_tasks_that_need_one() {
     drop(first);
 }
 
-/// A set of capabilities with several processes gives one up for another set, which could share.
+/// A process that a cancelled call keeps from all others is ended for a further set, which could share.
 #[tokio::test(start_paused = true)]
-async fn a_spare_process_is_ended_for_a_further_set() {
+async fn a_process_that_no_call_will_use_is_ended_for_a_further_set() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
-    let mut first = world.call(1, MORE);
+    let _mute = idle_process(&mut world, 1, MUTE).await;
+    let mut cancelled = world.call(2, MORE);
     let mut process = world.next_initialized().await;
-    assert_eq!(process.read_call().await, 1);
+    assert_eq!(process.read_call().await, 2);
     process.send_request("q").await;
-    let UpstreamEvent::ServerRequest(_question) = first.next().await else { panic!("it is asked") };
-    let mut second = world.call(2, MORE);
-    let mut beside = world.next_initialized().await;
-    assert_eq!(beside.read_call().await, 2);
-    beside.answers(2).await;
-    second.is_answered().await;
+    let UpstreamEvent::ServerRequest(question) = cancelled.next().await else { panic!("it is asked") };
+    question.responder.discard();
+    cancelled.work.abort();
+    assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    sleep(Duration::from_millis(10)).await;
     let mut other = world.call(3, ASKABLE);
-    beside.has_no_more_to_read().await;
-    beside.ends("exit status: 0").await;
+    process.has_no_more_to_read().await;
+    process.ends("exit status: 0").await;
     let mut fresh = world.next_initialized().await;
     assert_eq!(fresh.read_call().await, 3);
     fresh.answers(3).await;
     other.is_answered().await;
-    process.answers(1).await;
-    first.is_answered().await;
 }
 
 #[tokio::test(start_paused = true)]
