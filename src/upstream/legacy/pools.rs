@@ -103,7 +103,10 @@ impl<W: Transport> SessionPools<W> {
             return None;
         }
         let candidate = self.most_capable_pool(key).filter(|pool| pool.covers(&key.0))?;
-        if self.pools.iter().any(|pool| IdleFor::OneRound.matches(&pool)) || self.has_spare_session() {
+        let idle = if self.asks_more_in(&candidate, key) { IdleFor::Any } else { IdleFor::OneRound };
+        // The candidate is in use by this search.
+        let is_other = |pool: &Arc<SessionPool<W>>| !Arc::ptr_eq(pool, &candidate);
+        if self.pools.iter().any(|pool| is_other(&pool) && idle.matches(&pool)) || self.has_spare_session() {
             return None;
         }
         Limit::Instances.record_hit();
@@ -140,9 +143,10 @@ impl<W: Transport> SessionPools<W> {
                 let has_made_room = self.close_spare_session();
                 let candidate = self.most_capable_pool(&key);
                 // For a caller that can share a pool with all of its input requests, only a pool that was
-                // idle for a round is evicted.
+                // idle for a round is evicted; any idle one if it would be asked there what it did not declare.
                 let can_share = candidate.as_ref().is_some_and(|pool| pool.covers(&key.0));
-                let idle = if can_share { IdleFor::OneRound } else { IdleFor::Any };
+                let is_asked_more = candidate.as_ref().is_some_and(|pool| self.asks_more_in(pool, &key));
+                let idle = if can_share && !is_asked_more { IdleFor::OneRound } else { IdleFor::Any };
                 let has_made_room = has_made_room || self.evict(1, true, idle) > 0;
                 // A caller whose input requests could be sent nowhere waits instead of sharing, unless tasks
                 // hold every pool.
@@ -227,6 +231,13 @@ impl<W: Transport> SessionPools<W> {
             self.notifiers.remove_if(&key.0.principal, |_, reports| !reports.is_needed());
         }
         count
+    }
+
+    /// Whether the server is known to send input requests, and may send this caller some in the pool's sessions
+    /// that it did not declare.
+    fn asks_more_in(&self, pool: &SessionPool<W>, key: &PoolKey) -> bool {
+        !self.server.request_placement.can_share_sessions()
+            && !key.0.capabilities.covers(&pool.identity.capabilities)
     }
 
     /// Whether a pool has a session that no call will use, which can be closed for another pool.
