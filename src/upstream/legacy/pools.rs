@@ -103,10 +103,9 @@ impl<W: Transport> SessionPools<W> {
             return None;
         }
         let candidate = self.most_capable_pool(key).filter(|pool| pool.covers(&key.0))?;
-        let idle = if self.asks_more_in(&candidate, key) { IdleFor::Any } else { IdleFor::OneRound };
-        // The candidate is in use by this search.
-        let is_other = |pool: &Arc<SessionPool<W>>| !Arc::ptr_eq(pool, &candidate);
-        if self.pools.iter().any(|pool| is_other(&pool) && idle.matches(&pool)) || self.has_spare_session() {
+        let must_wait = self.asks_more_in(&candidate, key) && !self.is_held_by_tasks();
+        let has_room = || self.pools.iter().any(|pool| IdleFor::OneRound.matches(&pool));
+        if must_wait || has_room() || self.has_spare_session() {
             return None;
         }
         Limit::Instances.record_hit();
@@ -148,9 +147,9 @@ impl<W: Transport> SessionPools<W> {
                 let is_asked_more = candidate.as_ref().is_some_and(|pool| self.asks_more_in(pool, &key));
                 let idle = if can_share && !is_asked_more { IdleFor::OneRound } else { IdleFor::Any };
                 let has_made_room = has_made_room || self.evict(1, true, idle) > 0;
-                // A caller whose input requests could be sent nowhere waits instead of sharing, unless tasks
-                // hold every pool.
-                let must_wait = || !can_share && !self.pools.iter().all(|pool| pool.is_held_by_tasks());
+                // A caller whose input requests could be sent nowhere, or that would be asked what it did not
+                // declare, waits instead of sharing, unless tasks hold every pool.
+                let must_wait = || (!can_share || is_asked_more) && !self.is_held_by_tasks();
                 let can_use_shared = self.pools.len() >= max_identities
                     || self.server.transport.is_full() && !has_made_room && !must_wait();
                 if let Some(shared) = candidate.filter(|_| can_use_shared) {
@@ -238,6 +237,11 @@ impl<W: Transport> SessionPools<W> {
     fn asks_more_in(&self, pool: &SessionPool<W>, key: &PoolKey) -> bool {
         !self.server.request_placement.can_share_sessions()
             && !key.0.capabilities.covers(&pool.identity.capabilities)
+    }
+
+    /// Whether tasks hold every pool.
+    fn is_held_by_tasks(&self) -> bool {
+        self.pools.iter().all(|pool| pool.is_held_by_tasks())
     }
 
     /// Whether a pool has a session that no call will use, which can be closed for another pool.
