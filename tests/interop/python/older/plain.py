@@ -253,11 +253,13 @@ async def _(url: str) -> None:
 
 @check("asking", "a-question-in-a-call-delays-no-other-client")
 async def _(url: str) -> None:
-    question, asked = f"Which, {label()}?", asyncio.Event()
+    question, asked, served = f"Which, {label()}?", asyncio.Event(), asyncio.Event()
 
     async def slow_user(context: Any, params: Any) -> Any:
         asked.set()
-        await asyncio.sleep(3)
+        # The other client's process may have to start first.
+        with suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(served.wait(), 15)
         return accept("late")
 
     async with client(url, elicitation_callback=slow_user) as one, client(url, elicitation_callback=echo) as other:
@@ -267,6 +269,7 @@ async def _(url: str) -> None:
         result = await other.call_tool("slow", {"seconds": 0.3, "label": name})
         equal(text_of(result), f"slow {name} is done", "the text")
         true(not waiting.done(), "the other client does not wait for the user of this one")
+        served.set()
         equal(text_of(await waiting), f"{question} late", "the text")
 
 
