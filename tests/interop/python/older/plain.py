@@ -145,6 +145,8 @@ async def _(url: str) -> None:
 async def _(url: str) -> None:
     gone, kept = label(), label()
     async with client(url) as session, client(url) as reader:
+        # The first call of a client may wait until a process has started; what never began says nothing.
+        await session.call_tool("slow", {"seconds": 0.1, "label": label()})
         other = asyncio.create_task(session.call_tool("slow", {"seconds": 2.0, "label": kept}))
         await asyncio.sleep(0.2)
         request_id = session._request_id
